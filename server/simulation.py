@@ -211,8 +211,8 @@ def rehearse(
     config: RunConfig,
     sites: Sequence[Mapping[str, Any]],
     describe: Callable[[str, Role, Reading], Description] = describe,
-) -> None:
-    """Read the sites' data, form their roster and rehearse an exchange of gradients.
+) -> tuple[str, ...]:
+    """Read the sites' data, form their roster, rehearse an exchange of gradients -> the classes.
 
     This finds errors in data and settings before anything runs.
 
@@ -247,6 +247,7 @@ def rehearse(
     for method, target in product(config.trainings, targets):
         aim = sequence.facing(config, method, members, target, targets)
         rehearse_exchange(config, method, aim)
+    return members.classes
 
 
 def _on_ray(config: RunConfig, client: ClientApp, nodes: int, journal: Journal) -> dict[str, Any]:

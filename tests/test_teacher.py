@@ -377,6 +377,10 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     short = simulated("short", "town", "--teacher", str(file))
     assert short.exit_code == 1 and "says nothing of 8 of the 48 examples" in short.output
     assert not (place / "short").exists()
+    other = simulated(
+        "other", "town", "--teacher", str(write(file, truth(), ("0", "1", "2", "cat")))
+    )
+    assert other.exit_code == 1 and "give a teacher of the same classes" in other.output
     both = simulated("both", "town,carl", "--teacher", str(file))
     assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
 

@@ -63,16 +63,11 @@ class Teacher:
         if self._file is None:
             return None
         try:
-            own, p = self.check()
+            own, p = self.check(classes)
             if len(p) != count:
                 raise DataError(
                     f"the teacher was asked about {len(p)} examples, and the site has {count} "
                     "now: start the client anew"
-                )
-            if sorted(own) != sorted(classes):
-                raise DataError(
-                    f"{self._file} knows the classes {listed(own)}, and the run has "
-                    f"{listed(classes)}: give a teacher of the same classes"
                 )
         except FeddaError as error:
             if str(error) != self._refused:  # once, though every round asks
@@ -85,17 +80,20 @@ class Teacher:
         """Ask anew, of data that have changed."""
         self._known = None
 
-    def check(self) -> tuple[tuple[str, ...], Tensor]:
+    def check(self, classes: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor]:
         """Its classes, and (N, C) what it says of all that the target has, in their order.
 
+        Args:
+            classes: of the run; none: not known yet.
+
         Raises:
-            DataError: the file cannot be used, or says nothing of some examples.
+            DataError: the file cannot be used, says nothing of some examples, or has other classes.
             ModelError: the model cannot be read.
         """
         assert self._file is not None
         if self._known is None:
             names = data.names(self._path, self._reading)
-            classes, rows = self._rows(names)
+            its, rows = self._rows(names)
             keys = [*map(probabilities.key, names)]
             if missing := [key for key in keys if key not in rows]:
                 raise DataError(
@@ -103,7 +101,12 @@ class Teacher:
                     f"({listed(missing)}): write it for this site's data, as `fedda predict "
                     "MODEL DATA --out FILE.csv` does"
                 )
-            self._known = classes, _checked(torch.stack([rows[k] for k in keys]), self._file, keys)
+            self._known = its, _checked(torch.stack([rows[k] for k in keys]), self._file, keys)
+        if classes and sorted(self._known[0]) != sorted(classes):
+            raise DataError(
+                f"{self._file} knows the classes {listed(self._known[0])}, and the run has "
+                f"{listed(classes)}: give a teacher of the same classes"
+            )
         return self._known
 
     def _rows(self, names: Sequence[str]) -> Rows:
@@ -138,8 +141,23 @@ def shared(file: Path | None, path: Path, reading: data.Reading, device: torch.d
     return Teacher(file, path, reading, device)
 
 
-def checked(file: Path, role: str, path: Path, reading: data.Reading, device: torch.device) -> str:
+def checked(
+    file: Path,
+    role: str,
+    path: Path,
+    reading: data.Reading,
+    device: torch.device,
+    classes: Sequence[str] = (),
+) -> str:
     """Check a site's teacher before the site joins -> what it knows, in words.
+
+    Args:
+        file: the teacher.
+        role: of the site.
+        path: the site's data.
+        reading: what the site says of its files.
+        device: on which a model computes.
+        classes: of the run, where they are known before.
 
     Raises:
         ConfigError: the site is no target.
@@ -152,8 +170,8 @@ def checked(file: Path, role: str, path: Path, reading: data.Reading, device: to
         )
     teacher = shared(file.absolute(), path.absolute(), reading, device)
     teacher.forget()
-    classes, p = teacher.check()
-    return f"{len(p)} examples, classes {listed(classes)}"
+    own, p = teacher.check(classes)
+    return f"{len(p)} examples, classes {listed(own)}"
 
 
 def unrelated(taught: Tensor, p: Tensor) -> str:

@@ -95,21 +95,17 @@ def execute(
         return about
 
     # Else the run would wait for a site that cannot answer.
-    local.rehearse(config, sites, described)
+    classes = local.rehearse(config, sites, described)
     if nowhere := sorted(set[str].intersection(*empty)):
         say(f"no site has a value in {listed(nowhere)}: leave such columns out at all sites")
     for site in sites:
         if file := site.get("teacher"):
-            _check_teacher(Path(file), Path(site["data"]), reading)
+            device = load("clients", "site.memory").pick_device("auto")
+            about = Path(file), "target", Path(site["data"]), reading, device, classes
+            load("clients", "site.teacher").checked(*about)  # a site would only say so in its log
     journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
     with journal.ending():
         return local.simulate(config, sites, journal, launch.engine)
-
-
-def _check_teacher(file: Path, data: Path, reading: Reading) -> None:
-    """Refuse a target's teacher that cannot be used; a site would only say so in its log."""
-    device = load("clients", "site.memory").pick_device("auto")
-    load("clients", "site.teacher").checked(file, "target", data, reading, device)
 
 
 def simulate(
