@@ -144,3 +144,12 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path) -> None:
     assert "holds no images" in said("--target", place / "t.npz", "--out", tmp_path, *judge[4:])
     with pytest.raises(DataError, match="no label"):
         labelled.answered([{"label": ""}], 1, ["a"])
+
+
+def test_rows_with_gaps_are_drawn_too(tmp_path: Path) -> None:
+    """To choose rows takes none of their values."""
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    x[::2, 1] = np.nan
+    np.savez(tmp_path / "t.npz", x=x)
+    drawn = run("--target", tmp_path / "t.npz", "--n", "5", "--out", tmp_path / "out")
+    assert drawn.exit_code == 0 and "5 of 60 rows" in drawn.output

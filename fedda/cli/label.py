@@ -69,21 +69,21 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
             "by its labels with --model."
         )
     drawn = labelled.Drawn.of(identities(target, "target", reading), n, seed)
-    shape = describe(target, "target", reading).shape
-    form: dict[str, Any] = {"size": SIDE} if len(shape) == 3 and not shape[1] else {}
-    found = load_target(target, **form, reading=reading)
+    about = describe(target, "target", reading)
+    images, size = about.kind == "image", 0 if all(about.shape) else SIDE
+    x = load_target(target, size=size, reading=reading).x if images else None
     out.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04d}.png" for number in range(1, n + 1)]
-    if found.kind == "image":
-        _pictures(found.x[list(drawn.images)], [out / name for name in names])
+    if x is not None:
+        _pictures(x[list(drawn.images)], [out / name for name in names])
     with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["image", "file", "label"])
         called = names_of(target, reading)  # as `fedda predict` calls them
         rows = ((name, cell(called[i])) for name, i in zip(names, drawn.images, strict=True))
-        writer.writerows([name if found.kind == "image" else "", file, ""] for name, file in rows)
+        writer.writerows([name if images else "", file, ""] for name, file in rows)
     drawn.write(out)
-    what = "images" if found.kind == "image" else "rows (vectors have no picture)"
+    what = "images" if images else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")
     sizes = labelled.widths(sorted({*COUNTS, n}))
     told = ", ".join(f"{count}: {100 * width:.0f}" for count, width in sizes.items())
