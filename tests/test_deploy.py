@@ -394,7 +394,7 @@ def test_nothing_is_installed_without_hashes_in_the_image_or_a_release() -> None
     for line in re.findall(r"pip install .*", release):
         assert line == "pip install --require-hashes --no-deps -r deploy/tools.lock"
     builds = re.findall(r"python -m build .*", release)
-    assert len(builds) == 2 and all("--no-isolation" in line for line in builds)
+    assert len(builds) == 3 and all("--no-isolation" in line for line in builds)
 
 
 @pytest.mark.parametrize("file", FILES[:3])

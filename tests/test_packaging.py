@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -114,6 +115,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     location = sh(venv / "bin" / "python", "-c", "import fedda; print(fedda.__file__)", cwd=venv)
     assert Path(location.strip()) == packages / "fedda" / "__init__.py"
     return venv / "bin"
+
+
+def test_the_source_archive_has_every_file(checkout: Path, tmp_path: Path) -> None:
+    """Whoever gets it can read the documentation, run the examples and the tests."""
+    copy = shutil.copytree(checkout, tmp_path / "copy")
+    build = (sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path)
+    sh(*build, copy, cwd=tmp_path)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {name for name in tree(checkout) if not name.startswith(".")}
+    assert wanted - inside == set()
 
 
 def test_one_version_everywhere() -> None:
