@@ -186,7 +186,8 @@ def test_only_the_target_gets_counts_and_weights_of_other_sites(
 
 
 def wanted_offer() -> set[str]:
-    return {"role", "name", "examples", "tested", "classes", "shape", "version", "keys"}
+    about = {"role", "name", "examples", "tested", "classes", "shape", "columns"}
+    return about | {"version", "keys"}
 
 
 def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
