@@ -41,7 +41,14 @@ def offer(name: str) -> dict[str, Any]:
     role = "target" if name == "target" else "source"
     classes = [str(n) for n in range(CLASSES)] if role == "source" else []
     about = {"examples": EXAMPLES, "tested": EXAMPLES, "classes": classes, "shape": [FEATURES]}
-    return {"role": role, "name": name, **about, "version": __version__}
+    return {
+        "role": role,
+        "name": name,
+        **about,
+        "columns": [],
+        "version": __version__,
+        "keys": False,
+    }
 
 
 def changed(model: Packed, site: str, server_round: int) -> Packed:
