@@ -27,6 +27,7 @@ from fedda.exchange.in_process import LocalStream
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
+from strategies.sites.roster import OFFER, Node
 from tests.small_benchmarks import (
     FOLDER,
     PROGRAM_OF,
@@ -453,3 +454,9 @@ def test_samples_come_from_the_sources_in_turn(load: Any) -> None:
         for k in range(20)
     }
     assert firsts == {0, 1, 2}
+
+
+def test_light_sites_offer_what_sites_offer(load: Any) -> None:
+    """Else a server that takes no such offer would wait for them until its patience ends."""
+    offered = load("light").offer("source-000")
+    assert Node.read(1, offered).columns == () and set(offered) == OFFER

@@ -23,6 +23,7 @@ from fedda import __version__, records
 from fedda.halves import load
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, watch_parent
+from fedda.ops.warm import SOCKET
 from fedda.wire import Kind, Packed, pack
 
 resident: Any = load("clients", "node.resident")
@@ -111,9 +112,13 @@ class Light(Deployment):
         return process
 
     def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        """Let the server take the connections of many sites from this machine's one address."""
-        more = ["--address-connections", 10 * len(self.sites)] if name == "superlink" else []
-        return super()._start(name, [*arguments, *more])
+        """Let the server take the connections of many sites from this machine's one address.
+
+        Nothing is forked from a warm process, so that each process is known by its command line.
+        """
+        self.env = {key: value for key, value in self.env.items() if key != SOCKET}
+        more = ["--address-connections", 10 * len(self.sites), "--warm", 0]
+        return super()._start(name, [*arguments, *(more if name == "superlink" else [])])
 
     def troubles(self) -> list[str]:
         """What went wrong at sites, a line each."""

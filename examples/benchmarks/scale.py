@@ -169,7 +169,7 @@ def figures(seen: Watched, sites: int, errors_at_sites: int) -> dict[str, float]
         "pss_mb": max(sum(u.pss for u in x.used.values()) for x in all_looks) / 1e6,
         "requests_s": per_answer["requests"] * sites / seconds,
         "requests": per_answer["requests"],
-        "files": max(x.used["superlink"].files for x in all_looks if "superlink" in x.used),
+        "files": max(x.used["superlink"].files for x in all_looks),
         "errors": errors,
         "wire_mb": (per_answer["bytes-in"] + per_answer["bytes-out"]) / 1e6,
     }
