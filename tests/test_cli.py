@@ -10,16 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from clients.node import resident
+from fedda import __version__
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
+from fedda.flower.supported import installed
 from fedda.library import beginning, simulated
 from fedda.ops import bundle, engines, flwr_home, lock
 from fedda.results import progress
@@ -40,6 +43,13 @@ def refused(done: Result, code: int, *words: str) -> None:
     assert isinstance(done.exception, SystemExit), done.exception
     assert done.output.count("error: ") == 1
     assert all(word in done.output for word in words), done.output
+
+
+@pytest.mark.parametrize("program", [app, client_command])
+def test_a_program_says_its_version_and_flowers(program: typer.Typer) -> None:
+    """Sites need the version of their server, and ask for it before they have data or a key."""
+    done = CliRunner().invoke(program, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"fedda {__version__}, {installed()}\n")
 
 
 # ---- errors ------------------------------------------------------------------------------------

@@ -1,10 +1,16 @@
-"""Help whose paragraphs fit the terminal: typer keeps the line breaks of all but the first."""
+"""Help whose paragraphs fit the terminal, and the programs' option --version.
+
+Typer keeps the line breaks of all paragraphs but the first.
+"""
 
 import inspect
 from typing import Any
 
 import click
 from typer.core import TyperCommand, TyperGroup
+
+from fedda import __version__
+from fedda.flower.supported import installed
 
 
 def joined(text: str) -> str:
@@ -19,17 +25,23 @@ def _join(command: click.Command) -> None:
         _join(each)
 
 
+def _complete(program: click.Command) -> None:
+    """Join the lines of a program's help, and let it say its version and Flower's."""
+    _join(program)
+    click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(program)
+
+
 class HelpedGroup(TyperGroup):
-    """A group of commands; it joins the lines of all commands below it."""
+    """A program of several commands, with --version; it joins the lines of all of them."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        _join(self)
+        _complete(self)
 
 
 class HelpedCommand(TyperCommand):
-    """A program's only command."""
+    """A program's only command, with --version."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        _join(self)
+        _complete(self)
