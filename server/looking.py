@@ -59,15 +59,22 @@ def execute(
         called = {node: names.get(node) or f"node {node}" for node in nodes}
         told, refused, ledger = _asked(config, grid, journal, called)
         if len(told) < 2:
-            why = "".join(f" {name}: {text}." for name, text in refused.items())
             raise QuorumError(
                 f"{len(told)} of {len(nodes)} sites told what their data look like, and 2 are "
-                f"needed to compare; a site does if its policy has leaving.look = true.{why}"
+                f"needed to compare; a site does if its policy has leaving.look = true.{_reasons(refused)}"
             )
         seen = compared(told) | {"refused": refused, "bytes": ledger.total()}
         checkpoint.replace(folder / LOOKED, json.dumps(seen, indent=1).encode())
         journal.write("done", results=str(folder / LOOKED))
     return seen
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    """Why sites told nothing: each reason once, after the names of those that gave it."""
+    sites: dict[str, list[str]] = {}
+    for name, reason in refused.items():
+        sites.setdefault(reason, []).append(name)
+    return "".join(f" {', '.join(names)}: {reason}." for reason, names in sites.items())
 
 
 def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:

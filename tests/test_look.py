@@ -216,6 +216,14 @@ def test_fewer_than_two_answers_are_one_sentence(tmp_path: Path) -> None:
         Looked(nodes, tmp_path)
 
 
+def test_a_reason_that_several_sites_give_is_said_once(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    for node in nodes:
+        node.pop("policy")
+    with pytest.raises(QuorumError, match=r"^0 of 2 sites .* true\. anna, town: [^:]*\.$"):
+        Looked(nodes, tmp_path)
+
+
 def test_a_source_under_differential_privacy_tells_nothing(tmp_path: Path) -> None:
     policy = '{"leaving": {"look": true}, "privacy": {"noise": 1.0}}'
     nodes = [*two(tmp_path, policy=policy), site(tmp_path, "vill", rows(100))]
