@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes, once, what an operator and four sites would bring: certificates, a key per site, and data.
+# Makes, once, what an operator and four sites would bring: certificates, and for each site a key, a
+# policy and data.
 # /hub is the server's folder; /sites/NAME is the folder that only site NAME sees.
 set -eu
 
@@ -15,6 +16,8 @@ for name in handwritten blended street fonts; do
   cp /hub/ca.crt "/sites/$name/ca.crt"
   # All sites' public keys. In earnest a site gets them by a way that the server does not control.
   cp /hub/peers "/sites/$name/peers"
+  # An account of its data leaves a site only if its policy says so.
+  [ -e "/sites/$name/policy.toml" ] || printf '[leaving]\nlook = true\n' > "/sites/$name/policy.toml"
   # Moved, not copied: a private key belongs to its site alone, so the server keeps none.
   [ -e "/sites/$name/key" ] || mv "/hub/nodes/$name" "/sites/$name/key"
   cp "/tmp/digits/$name/data.npz" "/sites/$name/data/data.npz"

@@ -59,6 +59,10 @@ size=$(docker image inspect --format '{{.Size}}' fedda)
 echo "image: $((size / 1000000)) MB"
 compose up --detach --wait --wait-timeout 300
 
+echo "== what the sites' data look like, before any training"
+compose exec -T server fedda look --server /hub --out /runs/look --expect 4
+compose exec -T server test -s /runs/look/look.html
+
 echo "== a run of KD3A with sealed models, a secure sum, and DILS, which sums gradients at the exchange"
 compose exec -T server fedda run kd3a --server /hub --dir /runs --rounds 1 -c train.lr=0.01 \
   -c kd3a.relay=sealed -c wait.min-sources=3 -c input.size=16 -c input.channels=1
