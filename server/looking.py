@@ -61,7 +61,8 @@ def execute(
         if len(told) < 2:
             raise QuorumError(
                 f"{len(told)} of {len(nodes)} sites told what their data look like, and 2 are "
-                f"needed to compare; a site does if its policy has leaving.look = true.{_reasons(refused)}"
+                "needed to compare; a site does if its policy has leaving.look = true."
+                f"{_reasons(refused)}"
             )
         seen = compared(told) | {"refused": refused, "bytes": ledger.total()}
         checkpoint.replace(folder / LOOKED, json.dumps(seen, indent=1).encode())
