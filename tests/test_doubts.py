@@ -1,11 +1,13 @@
 """Doubts: signs without labels that a training may have gone wrong, and where they are shown."""
 
 import io
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fedda.algorithms import dils, fruda
 from fedda.page.noted import Noted
 from fedda.page.page import page
 from fedda.results import terminal
@@ -103,6 +105,13 @@ def test_one_class_for_nearly_all_and_a_loss_beyond_guessing_are_doubts(
 ) -> None:
     found = doubts(history(**columns), 3, 4, EXAMPLES, entropies=range(1, 4))
     assert [(d.what, d.round) for d in found] == expected
+
+
+@pytest.mark.parametrize("method", [dils, fruda])
+def test_one_class_for_all_names_the_rate_that_adapts_an_encoder(method: ModuleType) -> None:
+    (doubt,) = doubts(history(largest=[0.98]), 1, 4, EXAMPLES)
+    assert "lr" in method.Config.model_fields
+    assert f"{method.METHOD.name}.lr" in doubt.text
 
 
 def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_change() -> None:

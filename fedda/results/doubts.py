@@ -198,8 +198,8 @@ def _one_class(entry: Round, suspect: str) -> str:
         return ""
     text = (
         f"one class has {100 * entry['largest']:.0f} % of the predictions for the target's images; "
-        "unless the target has hardly any other, training has failed: lower train.lr, or give it "
-        "more rounds"
+        "unless the target has hardly any other, training has failed: lower train.lr (with "
+        "DILS and FRUDA the encoder's own, dils.lr or fruda.lr), or give it more rounds"
     )
     return _caused(text, suspect)
 
