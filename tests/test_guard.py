@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedda.flower import (
     PROTOBUF_REQUEST_TYPES,
     fleet_pb2,
     message_pb2,
+    node_pb2,
     public_key_to_bytes,
     sign_message,
 )
@@ -34,9 +36,9 @@ from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, registered
 from server.superlink.book import Book, RefusedCall
-from server.superlink.filter import FLEET, LocalOnly, Traffic
+from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
 from server.superlink.guard import Caller, Guard, Unwelcome, Used
-from server.superlink.listener import Listener, ListenerLimits, neighbours
+from server.superlink.listener import CONNECTION, Listener, ListenerLimits, neighbours
 from server.superlink.registered import RegisteredKey
 from server.superlink.site_calls import SiteCalls
 from server.superlink.turned import Turned
@@ -403,7 +405,8 @@ def test_a_new_session_ends_the_answers_that_the_old_one_had_begun() -> None:
     assert book.joined(7) == [names[1]]
 
 
-def test_a_request_that_is_begun_or_expired_is_not_handed_again() -> None:
+def test_a_request_that_is_confirmed_or_expired_is_not_handed_again() -> None:
+    """Its content is gone; of one that was fetched in part all of it is still there."""
     book = Book()
     for name in ("fetched", "confirmed"):
         book.handed(7, one_request(name))
@@ -413,5 +416,37 @@ def test_a_request_that_is_begun_or_expired_is_not_handed_again() -> None:
     book.confirm(
         7, message_pb2.ConfirmMessageReceivedRequest(run_id=1, message_object_id="confirmed")
     )
+    assert handed_again(book, one_by_one=False) == []  # it may be at work on it
     book.joined(7)
-    assert handed_again(book, one_by_one=True) == []
+    assert handed_again(book, one_by_one=False) == ["fetched"]
+    assert handed_again(book, one_by_one=True) == ["fetched"] * 3
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_caller_that_hangs_up_while_it_waits_takes_no_request_with_it(gone: bool) -> None:
+    """Its site's next process began before, so nothing would tell that this one was lost."""
+    line, answer, sent = SimpleNamespace(is_open=True, stay=lambda: None), one_request("a"), []
+
+    async def for_work(node_id: int, seconds: float) -> float:
+        line.is_open = not gone
+        return seconds
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer.SerializeToString()})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    body = fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=7)).SerializeToString()
+    headers = [(b"content-length", b"%d" % len(body)), (b"prefer", b"wait=1")]
+    path = f"{FLEET_PREFIX}pull-messages"
+    scope = {"type": "http", "path": path, "headers": headers, CONNECTION: line}
+    wait = SimpleNamespace(for_work=for_work, more=lambda node_id: None)
+    calls = SiteCalls(app, Traffic(), lambda _: Caller(7, b""), waiting=wait)  # type: ignore[arg-type]
+    asyncio.run(calls(scope, receive, send))
+    assert [*calls.book.open()] == ([] if gone else [7])
+    assert sent[1]["body"] == (b"" if gone else answer.SerializeToString())

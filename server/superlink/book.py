@@ -69,11 +69,11 @@ class Handed:
         return self.head.metadata.run_id
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether the site has done nothing with it, and the server still waits for the answer."""
+    def is_whole(self) -> bool:
+        """Whether all of it can still be fetched, and the server waits for the answer."""
         meta = self.head.metadata
         waits = time.time() < meta.created_at + meta.ttl
-        return waits and bool(self.pieces) and not self.fetched and not self.answer
+        return waits and bool(self.pieces) and not self.answer
 
 
 class Book:
@@ -104,14 +104,14 @@ class Book:
         Returns the names of the answers of which it will bring no more pieces.
         """
         mine = self._handed.get(node_id, {})
-        self._lost[node_id] = {name for name, handed in mine.items() if handed.is_untouched}
+        self._lost[node_id] = {name for name, handed in mine.items() if handed.is_whole}
         return [handed.root for handed in mine.values() if handed.taken and handed.wanted]
 
     def again(self, node_id: int, one_by_one: bool) -> fleet.PullMessagesResponse | None:
         """The request to hand to a site once more; None if there is none.
 
         The server hands out each request once. If the answer is lost on its way, or the site's
-        process is killed before it has read it, the run would wait in vain.
+        process is killed before it has all of it and left no note, the run would wait in vain.
 
         Args:
             node_id: a site that asks for a request.
@@ -121,7 +121,7 @@ class Book:
         lost = self._lost.get(node_id, set())
         for name, handed in self._handed.get(node_id, {}).items():
             known = not one_by_one and name not in lost
-            if not known and handed.is_untouched and handed.times < TIMES_HANDED:
+            if not known and handed.is_whole and handed.times < TIMES_HANDED:
                 lost.discard(name)
                 handed.times += 1
                 return fleet.PullMessagesResponse(

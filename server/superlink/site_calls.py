@@ -216,6 +216,10 @@ class SiteCalls:
         if self.waiting is not None and seconds:
             waited = await self.waiting.for_work(node_id, seconds)
             answer.headers.append((WAITED, f"{waited:.3f}".encode()))
+        line = scope.get(CONNECTION)
+        if line is not None and not line.is_open:  # nobody would read what it is handed
+            await give(b"", answer.keep)
+            return
         await self._do(request, scope, receive, answer.keep)
         if answer.status == 200:
             handed = fleet.PullMessagesResponse.FromString(answer.body)
