@@ -1,5 +1,6 @@
 """Centring's clients: a target that measures its classes, and sources that move theirs there."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,9 +81,7 @@ class Target(Client):
         """Return the means."""
         return {"means": wire.pack(self.means, Kind.STATISTICS, self.task.wire.dtype)}
 
-    def _draws_of_noise(self) -> torch.Generator:
+    def _draws_of_noise(self) -> np.random.Generator:
         """What draws the noise, at a real site by chance: the same twice would hide nothing."""
-        draws = self.generator("noise")
-        if not self.site.reproducible:
-            draws.seed()
-        return draws
+        seed = self.generator("noise").initial_seed() if self.site.reproducible else None
+        return np.random.default_rng(seed)

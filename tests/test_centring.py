@@ -122,10 +122,13 @@ def test_noise_is_as_large_as_it_says_and_only_on_what_is_told() -> None:
     x[0, 0] = 3.0  # R
     y = torch.tensor([0] * 100 + [1] * 299 + [2])
     mu, known = centring.class_means(x, y, 3, 50)
-    found = centring.noisy(mu, known, x, y, 2.0, generator("noise")) - mu
+    found = centring.noisy(mu, known, x, y, 2.0, np.random.default_rng(0)) - mu
     assert not found[2].any()
     assert found[0].std().item() == pytest.approx(2 * 3 / 100, rel=0.1)
     assert found[1].std().item() == pytest.approx(2 * 3 / 299, rel=0.1)
+    # Of a seed of torch only 32 bits would count, which are tried in hours.
+    far = centring.noisy(mu, known, x, y, 2.0, np.random.default_rng(2**32)) - mu
+    assert not far.equal(found)
 
 
 # ---- the rounds --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from clients.site import looked
 from clients.site.memory import resident
 from fedda import records, wire
 from fedda.cli import app
+from fedda.data.naming import unlike
 from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
 from fedda.look.advice import compared, settings
@@ -168,6 +169,11 @@ def test_drift_is_its_naive_twin_s() -> None:
     one, two, unit = torch.zeros(4), torch.full((4,), 2.0), torch.ones(4)
     assert summaries.drift([one, two], [unit, unit]) == 2  # by hand: two deviations everywhere
     assert summaries.drift([two, two], [unit, one]) == 0
+
+
+def test_no_number_is_too_large_for_a_drift() -> None:
+    large = torch.full((4,), 3e38)
+    assert summaries.drift([large, -large], [large, large]) == pytest.approx(2)
 
 
 def test_features_see_where_it_is_bright_and_where_edges_are() -> None:
@@ -347,6 +353,69 @@ def test_noise_of_the_policy_hides_and_is_told_once(tmp_path: Path) -> None:
     assert other.bytes_of("town") != first.bytes_of("town")
 
 
+def test_no_more_than_32_bits_of_a_seed_would_let_noise_be_guessed() -> None:
+    """As many are tried in hours, and what noise does to all shares says which it is."""
+    x = torch.from_numpy(rows(200))
+    few, many = (
+        looked.statistics(x, 5, np.random.default_rng(seed)).buffer for seed in (1, 2**32 + 1)
+    )
+    assert bytes(few) != bytes(many)
+
+
+@pytest.mark.parametrize("stricter", [{"min-images": 150}, {"noise": 1.0}])
+def test_a_stricter_site_does_not_repeat_what_it_told_before(
+    tmp_path: Path, stricter: dict[str, float]
+) -> None:
+    first = Looked(two(tmp_path), tmp_path, "first").told("town")
+    nodes = two(tmp_path)
+    nodes[1] |= stricter
+    second = Looked(nodes, tmp_path, "second").told("town")
+    assert first["arrays"] and not second["arrays"]
+    assert Looked(two(tmp_path), tmp_path, "third").told("town") == first
+
+
+def test_only_its_user_can_read_what_a_site_remembers(tmp_path: Path) -> None:
+    """Of short rows, whoever reads the hashes can find the values."""
+    Looked(two(tmp_path), tmp_path)
+    file = tmp_path / "state" / "town" / "town" / looked.FILE
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_nothing_leaves_if_it_cannot_be_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(looked, "replacing", full)
+    with pytest.raises(QuorumError, match="0 of 2 sites told"):
+        Looked(two(tmp_path), tmp_path)
+
+
+def test_a_target_s_column_of_labels_in_other_letters_tells_nothing(tmp_path: Path) -> None:
+    nodes = two(tmp_path)
+    for node, head in zip(nodes, ("label", " Label"), strict=True):
+        table = np.column_stack([rows(200, 2), labels(200)])
+        file = tmp_path / f"{node['name']}.csv"
+        np.savetxt(file, table, "%g", ",", header=f"age,chol,{head}", comments="")
+        node["data"] = str(file)
+    with pytest.raises(QuorumError, match="1 of 2 sites told"):
+        Looked(nodes, tmp_path)
+    nodes[1]["columns"] = "label=Label"
+    made = Looked(nodes, tmp_path, "named")
+    assert made.told("town")["columns"] == ["age", "chol"]
+
+
+@pytest.mark.parametrize("run", ["x" * 10**6, "../../etc", "\x1b[2J\n", b"\xff", [1] * 1000, 7, ""])
+def test_any_name_of_a_run_is_answered_alike_and_noted_shortly(tmp_path: Path, run: Any) -> None:
+    grid = ScriptedGrid(two(tmp_path))
+    reply = grid.call(Message(records.write(look={"run": run}), 1, "query.look", ttl=60))
+    assert reply.has_content()
+    log = tmp_path / "state" / "anna" / "audit.jsonl"
+    assert len(chain.check(log).entries) == 2 and log.stat().st_size < 4000
+    assert {p.name for p in tmp_path.iterdir()} == {"anna.npz", "town.npz", "state"}
+
+
 def test_a_damaged_memory_tells_nothing(tmp_path: Path) -> None:
     Looked(two(tmp_path), tmp_path, "first")
     (tmp_path / "state" / "town" / "town" / looked.FILE).write_bytes(b"x")
@@ -411,12 +480,18 @@ def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, wire.Packed]]:
         {"shape": [3, 3, 3]},
         {"shape": [4]},
         {"shape": [0]},
+        {"shape": [2**20 + 1]},
+        {"kind": "image", "shape": [10**9, 1, 1]},
+        {"columns": ["a", "a", "b"]},
+        {"columns": ["a\nb", "b", "c"]},
+        {"columns": ["a", "b", "c" * 20_000]},
         {"shape": ["3"]},
         {"examples": 203},
         {"examples": -10},
         {"examples": True},
         {"classes": ["a"], "counts": [10]},
         {"role": "source", "classes": ["a"], "counts": [13]},
+        {"role": "source", "classes": ["a"], "counts": [0]},
         {"role": "source", "classes": ["a", "a"], "counts": [10, 10]},
         {"role": "source", "classes": ["a"], "counts": []},
         {"role": "source", "classes": ["\x1b[2J"], "counts": [10]},
@@ -448,6 +523,34 @@ def test_the_server_refuses_other_arrays(
         Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
 
 
+@pytest.mark.parametrize("name", ["missing", "share"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, 3e38])
+def test_the_server_refuses_shares_that_are_none(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]], name: str, value: float
+) -> None:
+    table, arrays = honest
+    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
+    entries[name].flat[0] = value
+    with pytest.raises(WireError):
+        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+
+
+def test_a_claim_without_statistics_costs_the_server_nothing(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]],
+) -> None:
+    claimed = Account.read({**honest[0], "shape": [2**20]}, {})
+    assert len(json.dumps(claimed.to_json())) < 1000
+
+
+def test_many_names_are_compared_at_once() -> None:
+    """Each name beside each other one would take the server hours."""
+    names = [f"column {n}" for n in range(200_000)]
+    assert "lacks 'column 0'" in unlike(["other", *names[1:]], names)
+    classes = {f"class {n}": 10 for n in range(10_000)}
+    told = [tells(n, rows(64, 1), classes=classes) for n in "abcdefgh"]
+    assert "equally" not in text(*told)
+
+
 def test_two_sites_of_one_name_are_named(tmp_path: Path) -> None:
     nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99))]
     nodes[2]["name"] = "anna"
@@ -463,7 +566,7 @@ def tells(name: str, x: np.ndarray, **more: Any) -> Account:
     kind = "vector" if x.ndim == 2 else "image"
     if kind == "image":
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    packed = looked.statistics(torch.from_numpy(x.copy()), 0, torch.Generator())
+    packed = looked.statistics(torch.from_numpy(x.copy()), 0, np.random.default_rng(0))
     shape = tuple(map(int, x.shape[1:]))
     told = Account("source", name, kind, shape, len(x) // 10 * 10, {"common": 50, "other": 50})
     return replace(Account.read(told.table(), {"look": packed}), **more)

@@ -130,4 +130,4 @@ def _array(name: str, packed: Packed) -> Mapping[str, Any]:
 
 
 def _short(value: object) -> object:
-    return value[:LETTERS] if isinstance(value, str) else value
+    return value if isinstance(value, int | float | None) else str(value)[:LETTERS]

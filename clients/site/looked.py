@@ -21,7 +21,7 @@ from fedda.errors import DataError
 from fedda.files import replacing
 from fedda.look.account import SIDE, Account, statistics
 from fedda.maths.summaries import FLOOR, LEAST, tens
-from fedda.train import generator
+from fedda.train import seed_for
 from fedda.wire import Manifest, Packed
 
 from .memory import Site
@@ -67,10 +67,9 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
         *(site.role, site.name, about.kind, about.shape, tens(about.train), classes),
         columns=about.columns,
     )
-    draws = generator("look", site.name)
-    if not site.reproducible:  # the same noise at every site would hide nothing
-        draws.seed()
-    chosen = torch.randperm(len(x), generator=draws)[:MOST]
+    # The same noise twice would hide nothing, so at a real site it is drawn by chance.
+    draws = np.random.default_rng(seed_for("look", site.name) if site.reproducible else None)
+    chosen = torch.from_numpy(draws.permutation(len(x))[:MOST])
     arrays = {"look": statistics(x[chosen], site.noise, draws)} if len(x) >= _least(site) else {}
     _remember(site, marks, arrays, told.table())
     return arrays, told.table()
@@ -92,12 +91,18 @@ def _recalled(site: Site, marks: Marks) -> tuple[dict[str, Packed], Numbers] | N
             n: Packed(Manifest.parse(m), b64decode(b)) for n, (m, b) in kept["arrays"].items()
         }
         same = (table["role"], table["name"]) == (site.role, site.name)
+        stricter = kept["least"] < _least(site) or kept["noise"] < site.noise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{file}, which holds what this site has told of its data, cannot be read ({error}); "
             "restore it, or remove it to tell anew."
         ) from None
-    return (arrays, table) if same and len(np.setxor1d(known, marks)) < _least(site) else None
+    if not same or len(np.setxor1d(known, marks)) >= _least(site):
+        return None
+    if arrays and stricter:
+        logger.warning("no statistics leave: this site is stricter than when it made %s", file)
+        return {}, table
+    return arrays, table
 
 
 def _remember(site: Site, marks: Marks, arrays: dict[str, Packed], table: Numbers) -> None:
@@ -106,7 +111,9 @@ def _remember(site: Site, marks: Marks, arrays: dict[str, Packed], table: Number
         return
     told = {n: (p.manifest.text, b64encode(p.buffer).decode()) for n, p in arrays.items()}
     kept = {"table": table, "arrays": told, "marks": b64encode(marks.tobytes()).decode()}
+    kept |= {"least": _least(site), "noise": site.noise}
     file = site.state_dir / site.name / FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as part:
+        part.touch(mode=0o600)
         part.write_text(json.dumps(kept))

@@ -15,6 +15,7 @@ It believes what the model predicts, so it needs one that is right about most of
 
 import math
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -91,15 +92,16 @@ def shift(x: Tensor, y: Tensor, mu: Tensor, known: Tensor) -> Tensor:
 
 
 def noisy(
-    mu: Tensor, known: Tensor, x: Tensor, y: Tensor, noise: float, draws: torch.Generator
+    mu: Tensor, known: Tensor, x: Tensor, y: Tensor, noise: float, draws: np.random.Generator
 ) -> Tensor:
     """mu_c + noise R / n_c z, z standard normal, R the largest |x_i| -> (C, d).
 
     One example changes a mean by 2 R / n_c at most. Zeros of classes that are not told stay so.
+    z is not drawn by torch, of whose seeds 32 bits count: few enough to try them all.
     """
     n = torch.bincount(y, minlength=len(mu)).clamp_min(1)
     R = float(x.norm(dim=1).max())
-    z = torch.randn(mu.shape, generator=draws, dtype=mu.dtype)
+    z = torch.from_numpy(draws.standard_normal(mu.shape)).to(mu)
     return torch.where(known[:, None], mu + noise * R / n[:, None].to(mu) * z, 0)
 
 

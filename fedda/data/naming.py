@@ -27,6 +27,7 @@ _WHOLE = re.compile(r"\d+(\.0*)?")
 _SEVERAL = re.compile(r".*[|;].*|\[.*,.*\]|\{.*\}|\(.*,.*\)", re.DOTALL)
 _JOINED = re.compile(r"[,+&/]")
 _BRIEF = 2**14  # letters of all names of columns that travel with each request
+_LETTERS = 256  # of one
 
 _NO_ONE = "which means that there is none: fill it, or remove the example"
 _ONE = "one class per example is needed"
@@ -125,19 +126,29 @@ def united(of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def brief(columns: Sequence[str]) -> tuple[str, ...]:
-    """Names of columns as sites compare them: of a very wide table one digest of all names."""
+    """Names of columns as sites compare them: if they are no such names, one digest of all.
+
+    Names are different, one line of plain text each, and not so many that requests grow by them.
+    """
     whole = "\n".join(columns)
-    if len(whole) <= _BRIEF:
+    plain = all(0 < len(name) <= _LETTERS and name.isprintable() for name in columns)
+    if plain and len(whole) <= _BRIEF and len({*columns}) == len(columns):
         return tuple(columns)
     digest = hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()
     return (f"{len(columns)} columns with the SHA-256 {digest[:16]}",)
+
+
+def can_be_brief(columns: Sequence[str], d: int) -> bool:
+    """Whether names can be `brief`'s of d columns, or none; a site may send any."""
+    return len(columns) in {0, min(d, 1), d} and brief(columns) == tuple(columns)
 
 
 def unlike(mine: Sequence[str], theirs: Sequence[str]) -> str:
     """How names of columns differ from others', as the rest of "mine has"; empty if they do not."""
     if tuple(mine) == tuple(theirs):
         return ""
-    own, other = ([c for c in a if c not in b] for a, b in ((mine, theirs), (theirs, mine)))
+    known = {*mine}, {*theirs}
+    own, other = ([c for c in a if c not in b] for a, b in ((mine, known[1]), (theirs, known[0])))
     if not own and not other:
         return f"the columns in another order: {_some(mine)}, not {_some(theirs)}"
     more = f"the columns {_some(own)}" if own else "no further columns"

@@ -77,6 +77,8 @@ class NumberTable(Npz):
         self._indices = [name for name in there if _INDEX.fullmatch(name)]
         own = {"label", "split", *KEYS, *self._indices}
         self._names = reading.values or known or tuple(sorted({*there} - own))
+        if not (reading.values or known):
+            self._check_labels()
         if not {*self._names} & {*there}:
             raise DataError(
                 f"{path} has none of the columns {listed(self._names, 12) or 'of numbers'} (it has "
@@ -93,6 +95,15 @@ class NumberTable(Npz):
     @property
     def named(self) -> tuple[str, ...]:
         return self._names
+
+    def _check_labels(self) -> None:
+        """Refuse labels that would be taken for measurements, as a target's then would leave it."""
+        if odd := next((name for name in self._names if naming.plain(name) == "label"), ""):
+            raise DataError(
+                f"{self.path} has the column {odd}, which seems to hold labels: name it with "
+                f"--columns label={odd}; if it holds measurements, rename it, or name the columns "
+                "to take with --columns values=age+weight"
+            )
 
     def labels(self, y: str, n: int) -> Tensor:
         names = self._labels(y)

@@ -16,14 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedda.config import is_site_name
+from fedda.data.naming import can_be_brief
 from fedda.errors import WireError
 from fedda.maths import summaries
 from fedda.maths.summaries import BINS, FLOOR, GRID
 from fedda.wire import LOOK, Entry, Kind, Manifest, Packed, Role, pack
 
 SIDE = 32  # pixels to which images are reduced
+SHARES = ("missing", "share")
 NUMBERS = ("low", "high", "mean", "deviation", "missing")
 MOST_CLASSES, LETTERS = 10_000, 256
+MOST_COLUMNS = 2**20
 MODEL = Manifest(Kind.MODEL, "float32", ())  # none is sent
 
 
@@ -68,7 +71,8 @@ class Account:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain JSON types."""
         about = {**vars(self), "shape": list(self.shape), "classes": dict(self.classes)}
-        about["columns"] = [self.column(c) for c in range(0 if self.images else self.shape[0])]
+        told = 0 if self.images or not self.arrays else self.shape[0]
+        about["columns"] = [self.column(c) for c in range(told)]
         return about | {"arrays": {name: a.tolist() for name, a in self.arrays.items()}}
 
     @classmethod
@@ -94,6 +98,8 @@ class Account:
         for packed in arrays.values():
             packed.check_finite(made.name)
         values = arrays["look"].unpack() if "look" in arrays else {}
+        if any(v.min() < 0 or v.max() > 1 for n, v in values.items() if n in SHARES):
+            raise WireError(f"{where} told shares that are not from 0 to 1.")
         return replace(made, arrays={n: torch.from_numpy(v.copy()) for n, v in values.items()})
 
 
@@ -106,12 +112,13 @@ def _plausible(told: Account) -> bool:
         and told.kind in ("image", "vector")
         and len(told.shape) == (3 if told.images else 1)
         and all(type(n) is int and n >= 0 for n in (*counts, *told.shape))
-        and told.shape[0] >= 1
+        and (told.shape[0] in (1, 3) if told.images else 1 <= told.shape[0] <= MOST_COLUMNS)
         and not any(n % FLOOR for n in counts)
+        and all(told.classes.values())
         and (told.role == "source" or not told.classes)
         and len(told.classes) <= MOST_CLASSES
-        and all(n.isprintable() and len(n) <= LETTERS for n in (*told.classes, *told.columns))
-        and len(told.columns) in (0, 1, told.shape[0])
+        and all(n.isprintable() and len(n) <= LETTERS for n in told.classes)
+        and can_be_brief(told.columns, 0 if told.images else told.shape[0])
         and not told.arrays
     )
 
@@ -126,7 +133,7 @@ def layout(told: Account) -> Manifest:
     return Manifest(Kind.STATISTICS, "float32", tuple(entries))
 
 
-def statistics(x: Tensor, noise: float, draws: torch.Generator) -> Packed:
+def statistics(x: Tensor, noise: float, draws: np.random.Generator) -> Packed:
     """What leaves of a site's examples, uint8 (N, channels, H, W) or float32 (N, d).
 
     Args:

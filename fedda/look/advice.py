@@ -112,12 +112,9 @@ def _classes(told: Sequence[Account]) -> Iterator[str]:
         if site.role == "source" and lacks:
             names = listed([quoted(name) for name in lacks])
             yield f"{site.name} has fewer than {FLOOR} examples, or none, of the classes {names}."
+    totals = [(site, sum(site.classes.values())) for site in told if site.classes]
     for name in every:
-        shares = [
-            (site.classes.get(name, 0) / sum(site.classes.values()), site.name)
-            for site in told
-            if site.classes
-        ]
+        shares = [(site.classes.get(name, 0) / total, site.name) for site, total in totals]
         (low, few), (high, many) = min(shares), max(shares)
         if high - low > UNLIKE:
             words = f"{100 * high:.0f} % at {many}, {100 * low:.0f} % at {few}"

@@ -16,6 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -58,7 +59,7 @@ def column(
     v: Tensor,
     bounds: tuple[float, float] | None,
     noise: float = 0.0,
-    draws: torch.Generator | None = None,
+    draws: np.random.Generator | None = None,
 ) -> Column:
     """Summarise v (N, k) -> Column.
 
@@ -66,7 +67,7 @@ def column(
         v: the values.
         bounds: where the first bin begins and the last ends; None: at low and high.
         noise: of each number, in units of what one example may change a mean by.
-        draws: draws it.
+        draws: draws it; not by torch, of whose seeds 32 bits count, few enough to try them all.
     """
     seen = v[~v.isnan().any(dim=1)].double()
     n, missing = len(seen), _told_share(len(v) - len(seen), len(v))
@@ -76,7 +77,8 @@ def column(
     ordered = seen.sort(dim=1).values
     low, high = float(edge(ordered[:, inner])), -float(edge(-ordered[:, -1 - inner]))
     w = seen.clamp(low, high)
-    z = torch.randn(4 + BINS, generator=draws, dtype=torch.float64) * noise / n
+    drawn = np.zeros(4 + BINS) if draws is None else draws.standard_normal(4 + BINS)
+    z = torch.from_numpy(drawn) * noise / n
     numbers = (low, high, float(w.mean()), float(w.std(correction=0)))
     unit = high - low
     low, high, mean, deviation = (
@@ -133,7 +135,8 @@ def drift(m: Sequence[Tensor], s: Sequence[Tensor]) -> float:
         m: both sites' means.
         s: their deviations. A feature that varies at neither counts as 0 or FAR.
     """
-    gap, pooled = (m[0] - m[1]).abs(), ((s[0] ** 2 + s[1] ** 2) / 2).sqrt()
+    (m1, m2), (s1, s2) = ([t.double() for t in two] for two in (m, s))  # as squares may be large
+    gap, pooled = (m1 - m2).abs(), ((s1**2 + s2**2) / 2).sqrt()
     z = torch.where(pooled > 0, gap / pooled, torch.where(gap > 0, FAR, 0.0)).clamp(max=FAR)
     return float((z**2).mean().sqrt())
 
