@@ -1,5 +1,6 @@
 """Offers become a roster, or an error that lists every one of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,6 +153,36 @@ def test_an_invalid_offer_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises(RosterError, match=r"Node 7 |anna offers") as error:
         Node.read(7, answer)
     assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns"),
+    [
+        ([2], ["age", "chol", "salt"]),
+        ([1, 8, 8], ["age"]),
+        ([2], ["age", "age"]),
+        ([2], ["age", "\x1b[2Jchol"]),
+        ([2], ["age", ""]),
+        ([300_000], [f"column {n}" for n in range(300_000)]),
+    ],
+)
+def test_names_of_columns_that_no_site_would_send_are_refused(
+    shape: list[int], columns: list[str]
+) -> None:
+    with pytest.raises(RosterError, match=f"^anna names {len(columns)} columns") as caught:
+        Node.read(11, offer("anna", shape=shape, columns=columns))
+    assert str(caught.value).isprintable()
+
+
+def test_a_roster_of_before_columns_had_names_can_go_on() -> None:
+    """Its run's models have none, so the names that the sites now give change nothing."""
+    named: Any = {"shape": [2], "columns": ["a", "b"]}
+    new = nodes(offer("anna", **named), offer("town", "target", **named))
+    text = form(new).text().replace('"a",', "").replace('"b"', "")
+    old = Roster.parse(text)
+    assert old.columns == () == old.nodes[0].columns
+    assert old.updated(new).nodes and not old.changed(new)
+    assert form(new).changed([replace(new[0], columns=("a", "c"))])
 
 
 def test_a_folder_name_with_blanks_is_a_name() -> None:

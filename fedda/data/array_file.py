@@ -60,7 +60,7 @@ class ArrayFile:
         if needs and own and (other := naming.unlike(own, needs)):
             with npz:
                 raise DataError(
-                    f"{self.path} has {other}, and the model takes {len(needs)} columns by name: "
+                    f"{self.path} has {other}, and the model takes columns by name: "
                     "give them the names that they have elsewhere, or name those to take, in their "
                     "order, with --columns values=age+weight"
                 )
@@ -146,6 +146,11 @@ class ArrayFile:
             n, *shape = npz.shape(x)
             train, names = npz.gaps(x), npz.columns(shape[-1])
             own = npz.named if len(shape) == 1 else ()
+            if own and len(own) != shape[0]:
+                raise DataError(
+                    f"{self.path} has {len(own)} names of columns for vectors of {shape[0]} "
+                    "numbers: name each of them in the array columns, or leave it out"
+                )
             counts: dict[str, int] = {}
             y = None
             if role == "source":

@@ -15,6 +15,7 @@ A folder is looked at in this order. Where a table calls a column otherwise, a s
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -227,9 +228,10 @@ def _parquet(file: Path, wanted: Sequence[str], reading: Reading) -> Any:
     with parquet.ParquetFile(file) as opened:
         schema, about = opened.schema_arrow, opened.metadata
         names = _theirs(file, schema.names, wanted, reading)
+        chosen = {*names}
         groups = (about.row_group(i) for i in range(about.num_row_groups))
         columns = (group.column(i) for group in groups for i in range(group.num_columns))
-        its = (each for each in columns if each.path_in_schema.split(".")[0] in names)
+        its = (each for each in columns if each.path_in_schema.split(".")[0] in chosen)
         _check_growth(file, sum(each.total_uncompressed_size for each in its))
         found = _joined(file, opened.iter_batches(_ROWS, columns=names))
     return found.replace_schema_metadata(schema.metadata) if found else schema.empty_table()
@@ -290,15 +292,23 @@ def _ours(there: Sequence[str], reading: Reading) -> list[str]:
 def _theirs(file: Path, there: Sequence[str], wanted: Sequence[str], reading: Reading) -> list[str]:
     """The file's own names of the columns that are wanted."""
     ours = _ours(there, reading)
-    return [there[ours.index(name)] for name in _chosen(file, ours, wanted)]
+    place = _places(ours)
+    return [there[place[name]] for name in _chosen(file, ours, wanted)]
+
+
+def _places(names: Sequence[str]) -> dict[str, int]:
+    """Where each name first is; a table of genes has twenty thousand."""
+    return {name: i for i, name in reversed([*enumerate(names)])}
 
 
 def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Those of a file's columns that are wanted; each has to be there once, as joins write two."""
-    names = [name for name in there if not wanted or name in wanted]
-    if twice := [name for name in names if names.count(name) > 1]:
+    known = {*wanted}
+    names = [name for name in there if not known or name in known]
+    many = Counter(names)
+    if twice := [name for name in names if many[name] > 1]:
         raise DataError(
-            f"{file} has {names.count(twice[0])} columns {twice[0]}, and only one can be meant: "
+            f"{file} has {many[twice[0]]} columns {twice[0]}, and only one can be meant: "
             f"keep that one, or rename the others"
         )
     return names
@@ -318,7 +328,8 @@ def _read_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Columns:
             there = _ours(there, reading)
             names = _chosen(file, there, wanted)
             columns: Columns = {name: [] for name in names}
-            places = [(name, there.index(name)) for name in names]
+            place = _places(there)
+            places = [(name, place[name]) for name in names]
             for row in filter(None, rows):
                 if len(row) != len(there):
                     raise DataError(

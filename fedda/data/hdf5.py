@@ -20,7 +20,7 @@ from fedda.errors import DataError
 ENDINGS = (".h5", ".hdf5")
 _GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000  # the format's numbers of filters
 _DEFLATES = 1032  # bytes that one byte of gzip becomes at most
-_MOST_TEXT = 1 << 20  # characters of all class names
+_MOST_TEXT = 1 << 20  # characters of all names of classes, or of columns
 
 
 class Hdf5(Npz):
@@ -48,7 +48,7 @@ class Hdf5(Npz):
             shape, dtype = found.shape, found.dtype
         if shape is None or found.external or found.is_virtual:
             raise DataError(f"{key} in {self.path} holds no values of its own: write an array")
-        if dtype.hasobject and key == "classes":
+        if dtype.hasobject and key in ("classes", "columns"):
             return shape, np.dtype("U")
         if dtype.hasobject:
             raise DataError(

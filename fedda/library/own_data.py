@@ -147,8 +147,13 @@ def in_order(x: Any, columns: Sequence[str]) -> Any:
     place = {name: i for i, name in enumerate(own)}
     if not {*columns} <= place.keys():
         raise DataError(
-            f"the table has {naming.unlike(own, columns)}, and the model takes {len(columns)} "
-            "columns by name: give them the names that they had in training"
+            f"the table has {naming.unlike(own, columns)}, and the model takes columns by name: "
+            "give them the names that they had in training"
+        )
+    if twice := [name for name in columns if place[name] != own.index(name)]:
+        raise DataError(
+            f"the table has two columns {naming.quoted(twice[0])}, and the model takes one: "
+            "give it the one that is meant"
         )
     return x.iloc[:, [place[name] for name in columns]]
 

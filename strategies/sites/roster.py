@@ -9,7 +9,7 @@ from typing import Any, NoReturn, cast
 
 from fedda import __version__
 from fedda.config import INDICATOR, InputConfig, is_site_name
-from fedda.data.naming import united, unlike
+from fedda.data.naming import can_be_brief, united, unlike
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
 
@@ -69,12 +69,16 @@ class Node:
                 f"Node {node_id} has the name {node.name[:64]!r}; a site's --name needs 1 to 64 "
                 "printable characters and no slash."
             )
-        for what, names in (("class", node.classes), ("column", node.columns)):
-            if not all(c and c.isprintable() and len(c) <= LETTERS for c in names):
-                raise RosterError(
-                    f"{node.name} has a {what} whose name is not one line of plain text of up to "
-                    f"{LETTERS} characters."
-                )
+        if not all(c and c.isprintable() and len(c) <= LETTERS for c in node.classes):
+            raise RosterError(
+                f"{node.name} has a class whose name is not one line of plain text of up to "
+                f"{LETTERS} characters."
+            )
+        if not can_be_brief(node.columns, node.shape[0] if len(node.shape) == 1 else 0):
+            raise RosterError(
+                f"{node.name} names {len(node.columns)} columns of its data in another way than "
+                f"fedda {__version__} does; install the same everywhere."
+            )
         if node.examples < 1 or node.tested < 0:
             raise RosterError(
                 f"{node.name} offers {node.examples} examples and {node.tested} labelled tests; "
@@ -83,8 +87,11 @@ class Node:
         return node
 
     def same_offer(self, other: "Node") -> bool:
-        """Whether two offers are the same, apart from the node id."""
-        return self == Node(self.id, *(v for k, v in vars(other).items() if k != "id"))
+        """Whether two offers are the same, apart from the node id, and names that this one lacks.
+
+        A run's folder of before columns had names has none.
+        """
+        return self == replace(other, id=self.id, columns=self.columns and other.columns)
 
     def __str__(self) -> str:
         classes = f", {len(self.classes)} classes" if self.classes else ""

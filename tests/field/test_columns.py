@@ -14,7 +14,7 @@ from fedda.cli import app
 from fedda.cli.its_files import OPTIONS
 from fedda.comparison import Plan, Variant
 from fedda.config import Inputs
-from fedda.data import Reading, naming
+from fedda.data import Reading, columns, naming
 from fedda.errors import DataError, FeddaError
 
 NAMES = ("age", "chol", "sex", "zinc")
@@ -181,9 +181,75 @@ def test_plain_measurements_raise_no_warning(sites: Path) -> None:
     assert not data.describe(sites / "east.csv", "source").warnings
 
 
-def test_a_source_whose_labels_have_another_name_is_told_the_option(tmp_path: Path) -> None:
-    patients(0).rename(columns={"label": "Label"}).to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(
-        DataError, match=r"no column label \(it has age, .*Label\).*--columns label="
-    ):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("diagnosis", r"no column label \(it has age, .*diagnosis.*\).*--columns label="),
+        ("Label", r"has the column Label, which seems to hold labels.*--columns label=Label"),
+    ],
+)
+def test_a_source_whose_labels_have_another_name_is_told_the_option(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    patients(0).rename(columns={"label": name}).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(DataError, match=words):
         data.describe(tmp_path / "a.csv", "source")
+
+
+def test_a_target_s_labels_are_no_measurements(tmp_path: Path) -> None:
+    found = patients(0)
+    found = found.assign(label=found["label"] == "ill").astype({"label": int})
+    found.rename(columns={"label": "LABEL"}).to_csv(tmp_path / "a.csv", index=False)
+    with pytest.raises(DataError, match=r"the column LABEL, which .*--columns label=LABEL"):
+        data.describe(tmp_path / "a.csv", "target")
+    for words in ("label=LABEL", "values=age+chol+sex+zinc"):
+        said = data.describe(tmp_path / "a.csv", "target", reading=Reading(columns=words))
+        assert said.columns == NAMES
+
+
+@pytest.mark.parametrize("names", [["a\nb", "c"], ["a" * 300, "c"], ["a\x1b[2J", "c"], ["c", "c"]])
+def test_names_that_are_no_plain_ones_are_compared_all_the_same(names: list[str]) -> None:
+    (digest,) = naming.brief(names)
+    assert digest.isprintable() and digest.startswith("2 columns")
+    assert naming.brief(names[::-1]) != (digest,) or names == names[::-1]
+
+
+class Counted(str):
+    """A name that counts how often it is compared to another one."""
+
+    times = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.times += 1
+        return str.__eq__(self, other)
+
+
+def test_names_of_wide_tables_are_not_compared_each_to_each(tmp_path: Path) -> None:
+    """With twenty thousand columns that took minutes, and a site may claim a million."""
+    names, again = ([Counted(f"gene{n}") for n in range(300)] for _ in range(2))
+    Counted.times = 0
+    assert columns._theirs(tmp_path, names, again[::-1], Reading()) == names
+    assert "lacks 'gene0'" in naming.unlike(["other", *again[1:]], names)
+    assert Counted.times < 20 * 300
+
+
+def test_names_in_an_hdf5_file_are_read(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((9, 2), np.float32)
+        file["columns"] = ["age", "chol"]
+    assert data.describe(tmp_path / "a.h5", "target").columns == ("age", "chol")
+
+
+def test_fewer_names_than_columns_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3), np.float32), columns=["age", "chol"])
+    with pytest.raises(DataError, match="has 2 names of columns for vectors of 3 numbers"):
+        data.describe(tmp_path / "a.npz", "target")
+
+
+def test_a_frame_with_two_columns_of_one_name_is_not_predicted(run: fedda.Run) -> None:
+    x = patients(9).drop(columns="label")
+    twice = pd.concat([x, x[["age"]]], axis=1)
+    with pytest.raises(DataError, match="two columns 'age'"):
+        run.model.predict(twice)
