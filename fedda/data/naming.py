@@ -161,9 +161,14 @@ def plain(name: str) -> str:
     return f"{float(text):g}" if _WHOLE.fullmatch(text) else text
 
 
+def escaped(name: str) -> str:
+    """A name in one line: what is no plain text becomes escapes."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
 def quoted(name: str) -> str:
-    """A name for a message: what is no plain text becomes escapes."""
-    return "'" + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name[:60]) + "'"
+    """The beginning of a name for a message."""
+    return f"'{escaped(name[:60])}'"
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:

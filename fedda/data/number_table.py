@@ -99,10 +99,11 @@ class NumberTable(Npz):
     def _check_labels(self) -> None:
         """Refuse labels that would be taken for measurements, as a target's then would leave it."""
         if odd := next((name for name in self._names if naming.plain(name) == "label"), ""):
+            shown = naming.escaped(odd)
             raise DataError(
-                f"{self.path} has the column {odd}, which seems to hold labels: name it with "
-                f"--columns label={odd}; if it holds measurements, rename it, or name the columns "
-                "to take with --columns values=age+weight"
+                f"{self.path} has the column {shown}, which seems to hold labels: name it with "
+                f"--columns label={shown}; if it holds measurements, rename it, or name the "
+                "columns to take with --columns values=age+weight"
             )
 
     def labels(self, y: str, n: int) -> Tensor:
@@ -120,7 +121,7 @@ class NumberTable(Npz):
                 f"the column {listed([repr(name) for name in passed])} has row numbers, as pandas "
                 "writes them, and is passed over"
             )
-        for name, values in zip(self._names, array.T, strict=True):
+        for name, values in zip(map(naming.escaped, self._names), array.T, strict=True):
             here = values[~np.isnan(values)]
             if len(here) >= LEAST and len(np.unique(here)) == len(here) and not (here % 1).any():
                 found.append(
@@ -203,10 +204,10 @@ class NumberTable(Npz):
         if None in numbers:
             row, there = numbers.index(None), headings(self.path, self._reading_of)
             raise DataError(
-                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column {name} "
-                f"(it has {listed(there, 12)}): numbers are needed where no column path names "
-                "image files; write numbers, with a decimal point, or name the columns with "
-                f"{self._advice('values=age+weight')}"
+                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column "
+                f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers are needed where no "
+                "column path names image files; write numbers, with a decimal point, or name the "
+                f"columns with {self._advice('values=age+weight')}"
             )
         with np.errstate(over="ignore"):  # infinite then, which is refused
             return np.array(numbers, dtype=np.float32)

@@ -234,6 +234,17 @@ def test_names_of_wide_tables_are_not_compared_each_to_each(tmp_path: Path) -> N
     assert Counted.times < 20 * 300
 
 
+def test_messages_show_a_name_of_two_lines_in_one(tmp_path: Path) -> None:
+    odd = patients(0).assign(**{"a\n\x1b[2J": np.arange(80)})
+    odd.to_csv(tmp_path / "a.csv", index=False)
+    said = data.describe(tmp_path / "a.csv", "source").warnings
+    assert r"the column a\n\x1b[2J has another whole number" in said[0] and said[0].isprintable()
+    arrays = {"x": np.zeros((9, 2), np.float32), "b\nc": np.zeros(1)}
+    np.savez(tmp_path / "a.npz", allow_pickle=False, **arrays)
+    with pytest.raises(DataError, match=r"found: x, b\\nc\)"):
+        data.describe(tmp_path / "a.npz", "source")
+
+
 def test_names_in_an_hdf5_file_are_read(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
