@@ -43,6 +43,7 @@ OF_A_RUN = (
     "cryptography.x509",
     *flower.OF_A_RUN,
     "grpc",
+    "numpy.random",
     "pydantic",
     "safetensors.numpy",
     "safetensors.torch",
