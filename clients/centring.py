@@ -1,6 +1,5 @@
 """Centring's clients: a target that measures its classes, and sources that move theirs there."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,14 +73,10 @@ class Target(Client):
                 "no class mean may leave; add examples, or lower --min-images."
             )
         if noise := self.site.noise:
-            mu = centring.noisy(mu, known, x, y, noise, self._draws_of_noise())
+            draws = self.site.draws_of_noise(self.generator("noise").initial_seed())
+            mu = centring.noisy(mu, known, x, y, noise, draws)
         return {"mu": mu, "known": known}
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the means."""
         return {"means": wire.pack(self.means, Kind.STATISTICS, self.task.wire.dtype)}
-
-    def _draws_of_noise(self) -> np.random.Generator:
-        """What draws the noise, at a real site by chance: the same twice would hide nothing."""
-        seed = self.generator("noise").initial_seed() if self.site.reproducible else None
-        return np.random.default_rng(seed)

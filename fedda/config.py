@@ -56,6 +56,12 @@ class Inputs(NamedTuple):
     missing: Missing = REFUSE
     columns: tuple[str, ...] = ()
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What is not as it is by default, but for the shape: what a model's file says of it."""
+        told = {name: getattr(self, name) for name in self._field_defaults}
+        return {n: value for n, value in told.items() if value != self._field_defaults[n]}
+
 
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are refused."""

@@ -67,8 +67,7 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
         *(site.role, site.name, about.kind, about.shape, tens(about.train), classes),
         columns=about.columns,
     )
-    # The same noise twice would hide nothing, so at a real site it is drawn by chance.
-    draws = np.random.default_rng(seed_for("look", site.name) if site.reproducible else None)
+    draws = site.draws_of_noise(seed_for("look", site.name))
     chosen = torch.from_numpy(draws.permutation(len(x))[:MOST])
     arrays = {"look": statistics(x[chosen], site.noise, draws)} if len(x) >= _least(site) else {}
     _remember(site, marks, arrays, told.table())

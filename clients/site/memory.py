@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import nn, optim
 
@@ -272,6 +273,10 @@ class Site:
             images = data.poison(images, self.poison, generator("poison", self.name))
             logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
         return images
+
+    def draws_of_noise(self, seed: int) -> np.random.Generator:
+        """What draws noise, at a real site by chance: the same twice would hide nothing."""
+        return np.random.default_rng(seed if self.reproducible else None)
 
     def _form(self, inputs: Inputs) -> dict[str, Any]:
         """How images and vectors are converted.

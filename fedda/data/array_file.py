@@ -56,8 +56,10 @@ class ArrayFile:
             npz: Npz = NumberTable(self.path, self._reading)
         else:
             npz = Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
-        needs, own = self._reading.needs, naming.brief(npz.named)
-        if needs and own and (other := naming.unlike(own, needs)):
+        if not (needs := self._reading.needs):
+            return npz
+        own = naming.brief(npz.named)
+        if own and (other := naming.unlike(own, needs)):
             with npz:
                 raise DataError(
                     f"{self.path} has {other}, and the model takes columns by name: "

@@ -107,7 +107,8 @@ class Npz:
 
     def columns(self, d: int) -> tuple[str, ...]:
         """The names of the columns of vectors of d numbers; "0" to d - 1 where none are given."""
-        return self.named if len(self.named) == d else tuple(map(str, range(d)))
+        named = self.named  # read anew each time
+        return named if len(named) == d else tuple(map(str, range(d)))
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class NumberTable(Npz):
             )
         for name, values in zip(map(naming.escaped, self._names), array.T, strict=True):
             here = values[~np.isnan(values)]
-            if len(here) >= LEAST and len(np.unique(here)) == len(here) and not (here % 1).any():
+            if len(here) >= LEAST and not (here % 1).any() and len(np.unique(here)) == len(here):
                 found.append(
                     f"the column {name} has another whole number in each row, as identifiers have: "
                     "leave it out if it is one, or call it id"

@@ -74,14 +74,7 @@ def save(
         "classes": list(classes),
         "version": fedda.__version__,
     }
-    if resize != "stretch":
-        about["resize"] = resize
-    if window:
-        about["window"] = window
-    if missing != REFUSE:
-        about["missing"] = missing
-    if columns:
-        about["columns"] = list(columns)
+    about |= Inputs(tuple(shape), resize, window, missing, tuple(columns)).changed
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
