@@ -48,12 +48,13 @@ from fedda.flower import (
     runtime_pb2,
 )
 
-from .allocator import LARGE, one_pool
+from .allocator import one_pool
 
 log = logging.getLogger("fedda.server")
 
 ARRAYS = 3  # the level of arrays below a message: records, array records, arrays, then pieces
 WORKERS = 2
+LARGE = 2**20  # bytes of a piece that is outside of the pool, and worth a sweep
 
 Fetch = Callable[[str], bytes]
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
@@ -370,5 +371,5 @@ def lean(grid: Grid) -> Grid:
         return grid
     gc.freeze()  # so that no sweep looks through the modules imported so far
     atexit.register(gc.unfreeze)
-    one_pool()  # else freed pieces stay: the memory of several models
+    one_pool(LARGE, LARGE)  # else freed pieces stay: the memory of several models
     return LeanGrid(grid)
