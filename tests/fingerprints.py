@@ -138,9 +138,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dils": ("dils", {"dils.lr": 0.001}),
     "dils adda": (
         "dils",
-        {"dils.loss": "adda", "dils.pretrain": 1, "dils.share": False, "rounds": 3} | TWO_STEPS,
+        {"dils.loss": "adda", "dils.lr": 2e-4, "dils.pretrain": 1, "dils.share": False, "rounds": 3}
+        | TWO_STEPS,
     ),
-    "dils grl": ("dils", {"dils.loss": "grl", "dils.pretrain": 1, "exchange.overlap": True}),
+    "dils grl": (
+        "dils",
+        {"dils.loss": "grl", "dils.lr": 2e-4, "dils.pretrain": 1, "exchange.overlap": True},
+    ),
     "dils wassda": ("dils", {"dils.loss": "wassda", "dils.pretrain": 1, "dils.lr": 0.001}),
     "fruda": ("fruda", {"rounds": 2}),
     "fruda pad": (

@@ -66,7 +66,9 @@ from fedda.settings import RunConfig, presets
 
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")
 # DILS begins as FedAvg does, and adapts in the last 20 of the 60 rounds.
-BOTH: list[Flat] = [{"dils.loss": loss, "dils.pretrain": 40} for loss in ("adda", "wassda")]
+BOTH: list[Flat] = [
+    {"dils.loss": loss, "dils.lr": 2e-4, "dils.pretrain": 40} for loss in ("adda", "wassda")
+]
 FIRST = [
     BASELINE,
     Variant("adabn", label="AdaBN"),

@@ -50,11 +50,11 @@ class Adaptation(Critic):
     )
     discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="100,100", lr=0.0005)
     lr: float = Field(
-        default=0.0002,
+        default=5e-5,
         gt=0,
         le=1,
-        description="learning rate of an adapting encoder, by Adam; if too high, it collapses, "
-        "with cada already at 2e-4 (5e-5 held)",
+        description="learning rate of an adapting encoder, by Adam; if too high, it collapses: "
+        "2e-4 is too much for a few hundred images, and for cada",
     )
     beta1: float = Field(
         default=BETA1, ge=0, lt=1, description="Adam's average of that encoder's gradients"
