@@ -62,6 +62,7 @@ PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos",
 PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
 ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
 ROUNDS += ("--frozen-rounds", "1")
+TINY = ("--mb", "0.01")
 VALIDATORS = ("--data", "HERE/data/digits", "--out", "HERE/validators", "--target", "usps")
 VALIDATORS += ("--seeds", "0,1", "--method", "fedavg", "--method", "kd3a", "-c", "rounds=2")
 VALIDATORS += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.lr=0.1")
@@ -98,6 +99,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "photos": PHOTOS,
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
+    "peers": ("--peer", "fedda", "--peer", "flower", "--clients", "2", "--rounds", "3", *TINY),
     "privacy": PRIVACY,
     "refine": REFINE,
     "robust": ROBUST,
@@ -209,7 +211,7 @@ def files(program: str) -> set[str]:
     return {f"examples/benchmarks/{name}.py" for name in found}
 
 
-STARTED = {"light", "measured"}  # which others start as programs of their own
+STARTED = {"light", "measured", "peers_flower"}  # which others start as programs of their own
 
 
 def imported(name: str) -> set[str]:

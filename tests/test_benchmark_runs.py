@@ -200,6 +200,15 @@ def test_the_rounds_in_small(here: Path) -> None:
     assert found["frozen_mb"] == pytest.approx(0.5, rel=0.1) and found["frozen_whole_mb"] > 40
 
 
+@of("peers")
+def test_the_peers_in_small(here: Path) -> None:
+    """Both without FLARE, which would have to be downloaded."""
+    found = printed("peers", here)
+    rows = {f"{peer}, 2 clients, 0.01 MB" for peer in ("fedda", "flower")}
+    for figure in ("round_s", "first_round_s", "sites_cpu_s"):
+        assert set(found[figure]) == rows and min(found[figure].values()) > 0
+
+
 @of("secure")
 def test_the_secure_sums_in_small(here: Path) -> None:
     found = printed("secure", here)
