@@ -17,6 +17,7 @@ Scalar = bool | int | float | str
 Flat = dict[str, Scalar]
 S = TypeVar("S", bound=BaseModel)
 
+DEFAULT = "kd3a"  # the method of a run that names none
 # Networks of fedda itself; other packages can add more (`fedda.plugins`).
 SMALL = ("digit-cnn", "lenet", "mlp", "identity")
 PRETRAINED = ("efficientnet-lite0", "resnet18", "resnet50", "resnet101", "alexnet")

@@ -21,6 +21,8 @@ ROOT = HERE if IN_WHEEL else HERE.parent
 
 Folder = Literal["clients", "strategies", "server"]
 
+REFERENCE = "fedavg"  # lends its halves to methods without their own; what others are compared with
+
 
 def load(folder: Folder, module: str) -> ModuleType:
     """Import one module of a folder, whatever the packaging calls it.
@@ -34,7 +36,7 @@ def load(folder: Folder, module: str) -> ModuleType:
 def load_half(folder: Folder, method: str) -> ModuleType:
     """Import a method's half, or FedAvg's where the method needs none of its own."""
     own = ROOT / folder / f"{method}.py"
-    return load(folder, method if own.is_file() else "fedavg")
+    return load(folder, method if own.is_file() else REFERENCE)
 
 
 def name_as_in_wheel() -> None:

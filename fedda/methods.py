@@ -11,9 +11,10 @@ named after the part and its function after the hop: a request `adapt` to a `col
 `Collaborator.adapt`. A site that has no part in a phase is a bystander: it gets no message.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedda.config import (
     MOST_SHRINKING,
@@ -26,11 +27,15 @@ from fedda.config import (
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Manifest, Part
 
+if TYPE_CHECKING:  # what describes methods needs no torch
+    from torch import Generator, Tensor
+
 PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
 Search = Mapping[str, Sequence[Scalar]]
+Signature = Callable[["Tensor"], "Tensor"]  # indices of a site's examples -> what they tell (D,)
 
 
 def no_layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
@@ -102,6 +107,37 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Summing:
+    """What decides how many windows of gradients a training sums, if no round is repeated.
+
+    Attributes:
+        p: steps of a window.
+        steps: of a round, at the site with the most examples.
+        rounds: of each phase in which sites sum gradients, by name.
+        sources: number of sources.
+        sites: number of sites, of all roles.
+    """
+
+    p: int
+    steps: int
+    rounds: Mapping[str, int]
+    sources: int
+    sites: int
+
+    @property
+    def all_rounds(self) -> int:
+        """The rounds of all these phases, at least 1."""
+        return max(1, sum(self.rounds.values()))
+
+
+def whole_windows(options: Any, about: Summing) -> int:
+    """The windows of a site whose rounds are whole windows, one group or a group per source."""
+    pairs = max(1, about.sources) if getattr(options, "pairs", False) else 1
+    critic = getattr(options, "critic_steps", 1)
+    return about.all_rounds * math.ceil(about.steps / about.p) * pairs * critic
+
+
+@dataclass(frozen=True)
 class Method:
     """Everything about a method except its formulas and its code on server and sites.
 
@@ -129,6 +165,18 @@ class Method:
             some; `fedda choose` does not try it on others.
         sources: the fewest sources with which it is another method than with one.
         open: a function of the settings: whether a chain goes on with targets that join later.
+        loss: a function of the settings: the loss of the discriminator of which sites sum gradients
+            (`fedda.adversarial.discriminators.HALVES`); its network is the setting `discriminator`.
+            None if the method has no discriminator. `fedda audit` attacks its gradients.
+        windows: a function of the settings and of what decides it: the most windows of gradients
+            that a site sends in a training, on which epsilon depends.
+        vote: a function of the settings and of p (N, K, C), the sources' predictions for a target's
+            images: the numbers (D,) that the target's reply tells of them, which `fedda audit`
+            attacks. None if it tells none.
+        coordinates: a function of the settings, a site's features (N, d), the atoms' z (K, n, d)
+            and y (K, n, C), and a generator: where the site comes to lie among the atoms, as a
+            function from indices of features to (K,), which `fedda audit` attacks. None if the
+            method has no atoms.
     """
 
     name: str
@@ -146,6 +194,10 @@ class Method:
     open: Callable[[Any], bool] = lambda options: False
     sharpens: bool = False
     search: Search = field(default_factory=dict)
+    loss: Callable[[Any], str] | None = None
+    windows: Callable[[Any, Summing], int] = whole_windows
+    vote: Callable[[Any, "Tensor"], "Tensor"] | None = None
+    coordinates: "Callable[[Any, Tensor, Tensor, Tensor, Generator], Signature] | None" = None
 
     def __post_init__(self) -> None:
         names = [phase.name for phase in self.phases]

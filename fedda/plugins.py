@@ -350,7 +350,7 @@ def _half(folder: Half, name: str) -> ModuleType:
     added = installed("methods")[name]
     module = f"{added.value.__name__}.{MODULES[folder]}"
     if find_spec(module) is None:
-        return halves.load(folder, "fedavg")
+        return halves.load(folder, halves.REFERENCE)
     try:
         return import_module(module)
     except FAILURES as error:
@@ -365,7 +365,7 @@ def _member(folder: Half, name: str, wanted: str) -> Any:
     if member is None:
         raise ConfigError(
             f"{module.__name__} has no {wanted}, which {name} needs; FedAvg's is in "
-            f"fedda.{folder}.fedavg."
+            f"fedda.{folder}.{halves.REFERENCE}."
         )
     return member
 

@@ -9,6 +9,7 @@ import flwr
 import torch
 
 from fedda import __version__, plugins
+from fedda.halves import REFERENCE
 from fedda.results.read import REFINED
 from fedda.settings import RunConfig
 
@@ -89,7 +90,7 @@ def accuracies(
     def spread(known: list[float]) -> float | None:
         return (statistics.stdev(known) if len(known) > 1 else 0.0) if known else None
 
-    final, fedavg = values(method, "final_accuracy"), values("fedavg", "final_accuracy")
+    final, fedavg = values(method, "final_accuracy"), values(REFERENCE, "final_accuracy")
     return {
         "final_accuracy": mean(final),
         "final_accuracy_std": spread(final),

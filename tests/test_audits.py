@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fedda import data, models
-from fedda.algorithms import feddadil, kd3a
+from fedda.algorithms import fedavg, feddadil, kd3a
 from fedda.audits import drawings, membership, properties, shares, update
 from fedda.audits.finding import Audit, Audits, Finding, collect, parse
 from fedda.audits.subject import Subject, subject
@@ -288,7 +288,7 @@ def test_moments_by_hand(tmp_path: Path) -> None:
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6))
-    u = properties.vote(p, options)
+    u = kd3a.numbers_of_vote(options, p)
     sure = p.amax(dim=2) > 0.6
     Q = [kd3a.quality(kd3a.knowledge_vote(p[:, own], 0.6)) for own in ([0, 1, 2], [1, 2])]
     assert float(u[0]) == pytest.approx(float(Q[0] - Q[1]) / 20, rel=1e-6)
@@ -300,9 +300,9 @@ def test_coordinates_go_to_the_atom_that_is_like_the_site() -> None:
     z = torch.stack([x[:20], x[:20] + 10])
     y = torch.full((2, 20, 2), 0.5)
     options = feddadil.Config(samples=20)
-    alpha = properties.coordinates(x, z, y, options, generator(1))
+    alpha = feddadil.reached_coordinates(x, z, y, options, generator(1))
     assert float(alpha.sum()) == pytest.approx(1) and alpha[0] > 0.9
-    assert properties.coordinates(x, z[:1], y[:1], options, generator(1)).tolist() == [1]
+    assert feddadil.reached_coordinates(x, z[:1], y[:1], options, generator(1)).tolist() == [1]
 
 
 def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) -> None:
@@ -321,8 +321,24 @@ def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) 
 def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Path) -> None:
     s = site(made(tmp_path, 360))
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.4, high=0.5))
-    found = errors(properties.leaked(s, options=options, epochs=3, sites=30))
+    found = errors(properties.leaked(s, method=kd3a.METHOD, options=options, epochs=3, sites=30))
     assert found["vote"] < found["guess"]
+
+
+def test_only_a_method_with_atoms_is_attacked_by_coordinates(tmp_path: Path) -> None:
+    s = site(made(tmp_path, 360))
+    z = subject_features(s)[:40].reshape(2, 20, -1)
+    atoms = z, torch.full((2, 20, 3), 1 / 3)
+    about = {"options": feddadil.Config(samples=20), "atoms": atoms, "sites": 9}
+    found = errors(properties.leaked(s, method=feddadil.METHOD, **about))
+    assert set(found) == {"coordinates", "guess"} and 0 <= found["coordinates"] <= 1
+    with pytest.raises(DataError, match="no vote and no atoms"):
+        properties.leaked(s, method=fedavg.METHOD, **about)
+
+
+def subject_features(s: Subject) -> Tensor:
+    with models.evaluating(s.model), torch.no_grad():
+        return s.model.features(s.x).flatten(1)
 
 
 # ---- the command and the page --------------------------------------------------------------------

@@ -28,11 +28,11 @@ from fedda.algorithms import dils
 from fedda.audits.finding import Audit, collect, parse
 from fedda.audits.gradients import (
     HALVES,
-    LOSSES,
     MOST,
     Moves,
     SumSettings,
     _others,
+    attackable,
     audit,
     best_cosines,
     candidates,
@@ -52,7 +52,7 @@ from tests.test_page import Read, results
 
 ROOT = Path(__file__).parents[1]
 D, SIZES = 24, (10, 6)
-SMALL = SumSettings(p=2, min_examples=16, network=DiscriminatorConfig(sizes="10,6"))
+SMALL = SumSettings("dils", p=2, min_examples=16, network=DiscriminatorConfig(sizes="10,6"))
 HALF = HALVES["adda", "target"]
 
 
@@ -256,7 +256,7 @@ def test_every_loss_and_a_linear_discriminator_can_be_attacked() -> None:
 def test_settings_come_from_the_run_or_are_the_defaults() -> None:
     old = SumSettings.of({"method": "dils", "rounds": 3, "kd3a.vote": "soft"})
     assert (old.p, old.min_examples, old.clip, old.noise) == (4, 256, 10.0, 0.0)
-    assert old == replace(SumSettings(), network=dils.Config().discriminator)
+    assert old == replace(SumSettings("dils"), network=dils.Config().discriminator)
     own = SumSettings.of(
         {
             "method": "dils",
@@ -305,12 +305,14 @@ def test_the_discriminator_has_the_runs_settings(
 
 def test_every_method_with_a_discriminator_is_known() -> None:
     for method in plugins.methods():
-        assert (method in LOSSES) == ("discriminator" in plugins.method(method).config.model_fields)
+        has_one = "discriminator" in plugins.method(method).config.model_fields
+        assert (method in attackable()) == has_one
     for method in ("fdann", "fwdgrl"):
-        assert importlib.import_module(f"clients.{method}").Member.loss == LOSSES[method]
+        found = SumSettings.of({"method": method})
+        assert importlib.import_module(f"clients.{method}").Member.loss == found.loss
 
 
-@pytest.mark.parametrize("method", sorted({*plugins.methods()} - {*LOSSES}))
+@pytest.mark.parametrize("method", sorted({*plugins.methods()} - {*attackable()}))
 def test_a_method_without_a_discriminator_is_not_audited(method: str) -> None:
     refused = f"A run of {method} has no discriminator.*fwdgrl, mdan have one: give one of them"
     with pytest.raises(ConfigError, match=refused):
@@ -508,9 +510,10 @@ def test_noise_is_reported_with_its_epsilon(
 
 def test_windows_of_a_training_by_hand() -> None:
     # 1,200 examples in batches of 50, two rounds an epoch: 12 steps a round, 3 windows of 4.
-    config = {"rounds": 5, "train.batch-size": 50, "train.rounds-per-epoch": 2.0}
+    config = {"method": "fdann", "rounds": 5, "train.batch-size": 50}
+    config |= {"train.rounds-per-epoch": 2.0}
     assert planned(config, {"sites": [{"examples": 1200}, {"examples": 900}]}, 4) == 15
-    assert planned({}, {}, 4) == 1
+    assert planned({"method": "fdann"}, {}, 4) == 1
 
 
 @pytest.mark.parametrize(

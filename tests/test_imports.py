@@ -193,6 +193,41 @@ def test_strategies_hold_no_module_and_touch_no_disk() -> None:
     assert len(paths) > 20
 
 
+# ---- names of methods --------------------------------------------------------------------------
+
+# Where a module outside fedda/algorithms names a method, and why it may.
+NAMES_METHODS = {
+    "fedda/config.py": "the method of a run that names none",
+    "fedda/halves.py": "FedAvg, whose halves others inherit",
+    "fedda/cli/demo.py": "a demonstration is of one method",
+    "fedda/cli/select.py": "the command takes the measurement of one method",
+    "fedda/choose/candidates.py": "which methods are worth their price unasked was measured",
+    "fedda/settings/presets.py": "values that papers give for their methods",
+    "clients/site/dictionary.py": "moves",
+    "clients/site/disentangling.py": "moves",
+}
+DECISION = "fedda/choose/verdict.py"  # choice.json has a `decision`, which is no method here
+
+
+def named_methods(path: Path) -> set[str]:
+    """Return the methods that a module has as a text of its own, or imports."""
+    methods = {p.stem for p in modules("fedda/algorithms")} - {"__init__"}
+    tree = ast.parse(path.read_text())
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    taken = {a.name for n in froms if n.module == "fedda.algorithms" for a in n.names}
+    taken |= {str(n.module).removeprefix("fedda.algorithms.") for n in froms if not n.level}
+    return methods & (texts | taken) - ({"decision"} if name(path) == DECISION else set())
+
+
+def test_the_core_knows_no_method_by_name() -> None:
+    """What it asks of a method the method declares, so that one of another package can answer."""
+    core = [p for p in modules("fedda") if not name(p).startswith("fedda/algorithms/")]
+    core += modules("server", "clients/node", "clients/site")
+    assert {name(path) for path in core if named_methods(path)} == {*NAMES_METHODS}
+    assert named_methods(ROOT / "clients/fwdgrl.py")  # so the check above can fail
+
+
 # ---- labels ------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import clients.fedavg
 import strategies.fdann
 from fedda import data, models, plugins
+from fedda.audits import gradients
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data.array_file import ArrayFile
@@ -64,6 +65,16 @@ class Config(fedavg.Config):
 PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
 METHOD = Method("tent", "Tent", Config, PHASES, {"paper": {"pace": 0.1}})
 """
+# What such a method declares, so that its gradients and its target's numbers can be attacked.
+ATTACKED = ALGORITHM.replace(
+    "0.1}})",
+    "0.1}}, vote=lambda o, p: o.pace * p.amax(dim=2).mean(dim=0),"
+    ' loss=lambda o: "cada", windows=lambda o, about: 7 * about.sites)',
+).replace(
+    'how fast")\n',
+    "how fast\")\n    discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes='5')\n",
+)
+ATTACKED = "from fedda.adversarial.discriminators import DiscriminatorConfig\n" + ATTACKED
 STRATEGY = """
 from fedda.strategies.fedavg import FedAvg
 
@@ -313,6 +324,19 @@ def test_listings_say_where_each_thing_is_from(install: Install) -> None:
     assert "linear     A linear encoder. (nets 1.0)" in out and "(tables 1.0)" in out
     assert "tent.pace" in cli("settings", "tent", "--presets")[1]
     assert "tent_package" not in cli("settings", "kd3a")[1]
+
+
+def test_what_an_added_method_tells_is_attacked_as_of_any_other(install: Install) -> None:
+    add_tent(install, algorithm=ATTACKED)
+    found = gradients.SumSettings.of({"method": "tent"})
+    assert (found.method, found.loss, found.network.hidden) == ("tent", "cada", (5,))
+    with pytest.raises(ConfigError, match=r"fedavg has no discriminator.*, tent have one"):
+        gradients.SumSettings.of({"method": "fedavg"})
+    assert gradients.planned({"method": "tent"}, {"sites": [{"role": "source"}] * 3}, 4) == 21
+    tent = plugins.method("tent")
+    p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]])
+    assert tent.vote is not None
+    assert tent.vote(tent.config(), p).tolist() == pytest.approx([0.25, 0.45])
 
 
 def test_an_added_method_can_be_run(

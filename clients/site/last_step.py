@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedda import models, refining
 from fedda.errors import FeddaError
+from fedda.halves import REFERENCE
 from fedda.maths.validators import subset
 from fedda.models import Model, refined
 from fedda.refining import Refined
@@ -22,8 +23,6 @@ from .request import Numbers
 from .teacher import unrelated
 
 logger = logging.getLogger("fedda.site")
-
-SOURCE_ONLY = "fedavg"
 
 
 class Refining(Appraised, Protocol):
@@ -106,9 +105,9 @@ def beside(client: Refining, p: Tensor) -> Numbers:
 def _source_only(client: Refining) -> Model | None:
     """The model of this run's source-only training, from its last step; None if it had none."""
     task = client.request.task
-    if task.method == SOURCE_ONLY:
+    if task.method == REFERENCE:
         return None
-    return _kept(client, task.model_copy(update={"method": SOURCE_ONLY}).training)
+    return _kept(client, task.model_copy(update={"method": REFERENCE}).training)
 
 
 def _kept(client: Refining, training: str) -> Model | None:

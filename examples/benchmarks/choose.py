@@ -43,7 +43,7 @@ import validators
 from adversarial import mnist, pens
 
 from fedda import data, plugins
-from fedda.choose.candidates import REFERENCE, USUAL, candidates, methods_of, obstacle
+from fedda.choose.candidates import USUAL, candidates, methods_of, obstacle
 from fedda.choose.decision import KINDS, Candidate, Decision, decide
 from fedda.choose.search import Search, truths
 from fedda.choose.verdict import sureness
@@ -51,6 +51,7 @@ from fedda.comparison import Plan, Variant
 from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.errors import ConfigError, RunError
+from fedda.halves import REFERENCE
 from fedda.results.read import counted
 from fedda.settings import presets
 

@@ -296,4 +296,5 @@ METHOD = Method(
     sums=lambda options: options.adapts,
     extend=extend,
     extension=extension,
+    loss=fdann.reverses,  # its halves of eq. 4 are those of gradient reversal
 )

@@ -30,7 +30,7 @@ from fedda.config import Scalar
 from fedda.errors import ConfigError, WireError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
-from fedda.methods import Method, Phase
+from fedda.methods import Method, Phase, Signature
 from fedda.wire import MODEL, TEST, Arrays, Entry, Kind, Manifest, Part, Rule
 
 Head = Literal["reconstruction", "ensemble"]
@@ -39,6 +39,8 @@ MISSED = 0.01  # allowed difference of a label's sum from 1: float16 rounds
 CERTAIN = 1e-6  # least probability of a class in a label, so that logits are finite
 BETWEEN = 0.3  # share of the initial atoms' variance that lies between classes
 DRAWN = 0.3  # share of the initial coordinates that is drawn uniformly from the simplex
+REACHED = 30  # steps of `reached_coordinates`
+POINTS = 60  # of each atom and of the site, in such a step
 APART = 0.1  # share of the initial atoms' variance in which points of one index differ
 
 
@@ -271,6 +273,39 @@ def first_coordinates(K: int, generator: torch.Generator) -> Tensor:
     return DRAWN * e / e.sum() + (1 - DRAWN) / K
 
 
+def reached_coordinates(
+    x: Tensor, z: Tensor, y: Tensor, options: Config, draws: torch.Generator
+) -> Tensor:
+    """Alpha that an unlabelled site reaches from the middle, with the atoms held fixed -> (K,).
+
+    Args:
+        x: (N, d) the site's points.
+        z: (K, n, d) the atoms' points.
+        y: (K, n, C) their labels.
+        options: the settings.
+        draws: of the mini-batches.
+    """
+    alpha = x.new_full((len(z),), 1 / len(z))
+    spread = x.var(dim=0, correction=0).sum().clamp(min=1e-12)
+    for _ in range(REACHED):
+        i = torch.randperm(z.shape[1], generator=draws)[:POINTS]
+        j = torch.randperm(len(x), generator=draws)[:POINTS]
+        gradients, _, _ = optimal_transport.reconstruction(
+            z[:, i], y[:, i], alpha, x[j], None, options.fixed_points, options.entropy
+        )
+        step = options.lr_coordinates * gradients.alpha / spread
+        alpha = optimal_transport.project_simplex(alpha - step).to(x)
+    return alpha.cpu()
+
+
+def signature(
+    options: Config, features: Tensor, z: Tensor, y: Tensor, draws: torch.Generator
+) -> Signature:
+    """`reached_coordinates` of some of the features (N, d), scaled as a site's own -> (K,)."""
+    points = scaling(features, options.scaling)(features)
+    return lambda chosen: reached_coordinates(points[chosen], z, y, options, draws)
+
+
 def fit_heads(
     z: Tensor,
     y: Tensor,
@@ -410,4 +445,5 @@ METHOD = Method(
     ),
     PRESETS,
     extend=extend,
+    coordinates=signature,
 )

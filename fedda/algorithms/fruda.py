@@ -48,7 +48,7 @@ from fedda.adversarial.discriminators import DiscriminatorConfig
 from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
-from fedda.methods import Method, Phase
+from fedda.methods import Method, Phase, Summing
 from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
 
 
@@ -171,6 +171,14 @@ PER_CANDIDATE = frozenset({"first/*", "second/*", "theta/*", "clipped", "seconds
 PER_CANDIDATE |= {"mean/*", "mean-slack/*"}
 INFOMAX = frozenset({"infomax-before", "infomax-after", "kept", "moved"})
 
+
+def windows(options: Config, about: Summing) -> int:
+    """The most windows of a target: of its adaptation, and of a critic per candidate and after."""
+    steps = about.steps * options.epochs * options.steps_of_discriminator(about.p)
+    critics = max(1, about.sites - 1) + 1
+    return about.rounds.get("adapt", 0) * steps // about.p + critics * options.measure.steps
+
+
 METHOD = Method(
     "fruda",
     "FRUDA",
@@ -224,4 +232,6 @@ METHOD = Method(
     PRESETS,
     chain=lambda options: options.targets,
     open=lambda options: options.open,
+    loss=lambda options: options.loss,
+    windows=windows,
 )

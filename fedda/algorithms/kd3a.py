@@ -248,6 +248,14 @@ def consensus_focus(
     return team_quality(p, gate, teams, form) @ share
 
 
+def numbers_of_vote(options: Config, p: Tensor) -> Tensor:
+    """What a target tells in the last round -> (K + 1,): focus per image, share of kept ones."""
+    gate = options.gate.high
+    focus = consensus_focus(p, gate, options.vote, options.focus) / len(p)
+    kept = knowledge_vote(p, gate, options.vote).kept.double().mean()
+    return torch.cat([focus, kept[None]])
+
+
 def with_target(weights: Tensor, share: float) -> Tensor:
     """Put the target's weight before those of the sources -> (K + 1,) float64, sums to 1."""
     weights = weights.double()
@@ -464,4 +472,5 @@ METHOD = Method(
     ),
     PRESETS,
     search=SEARCH,
+    vote=numbers_of_vote,
 )

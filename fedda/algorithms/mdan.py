@@ -89,4 +89,6 @@ ALIGN = Phase("align", {"align": {"source": SOURCE, "target": TARGET}}, layouts=
 # The code's mu and up to f-DANN's weight; both forms of the maximum.
 SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.01, 0.1, 1.0), "max": ("soft", "hard")}
 
-METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, sources=2)
+METHOD = Method(
+    "mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, sources=2, loss=fdann.reverses
+)

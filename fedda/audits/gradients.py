@@ -27,10 +27,10 @@ penalty out of its gradients, find more.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,6 +53,7 @@ from fedda.adversarial.discriminators import (
 from fedda.adversarial.lazy import protect
 from fedda.config import TrainConfig, steps_per_window, unflatten, validate
 from fedda.errors import ConfigError, DataError
+from fedda.methods import Method, Summing
 from fedda.models import Model, as_inputs, evaluating
 from fedda.train import generator, seed_for
 
@@ -64,22 +65,12 @@ CHANCE = 0.01  # share of the examples that guesses may recover
 FORMS = ("bare", "fixed", "moving", "sent")
 MOST = 4096  # features that an audit looks at, drawn at random
 
-# The methods that sum a discriminator's gradients, and its loss; None: the one in their settings.
-LOSSES: dict[str, Loss | None] = {
-    "dils": None,
-    "fada": "grl",  # its halves of eq. 4 are those of gradient reversal
-    "fdann": "grl",
-    "fruda": None,
-    "fwdgrl": "wassda",
-    "mdan": "grl",
-}
-
 
 @dataclass(frozen=True)
 class SumSettings:
     """A run's discriminator, and what the run does to its gradient before it leaves a site."""
 
-    method: str = "dils"
+    method: str
     p: int = 4  # in a run's settings 0 means: as few steps as min_examples needs
     min_examples: int = 256
     clip: float = 10.0
@@ -118,12 +109,12 @@ class SumSettings:
             ConfigError: the method has no discriminator.
         """
         method = method or str(flat.get("method", ""))
-        if method not in LOSSES:
+        if method not in (known := attackable()):
             problem = f"A run of {method} has no discriminator"
             if not method:
                 problem = "There is no config.json that says which discriminator the run has"
             raise ConfigError(
-                f"{problem}, and nothing else can be audited here; {', '.join(LOSSES)} have one: "
+                f"{problem}, and nothing else can be audited here; {', '.join(known)} have one: "
                 "give one of them as --method to see what such a run would reveal."
             )
         names = ("p", "min_examples", "clip", "noise")
@@ -133,8 +124,8 @@ class SumSettings:
         batch = flat.get("train.batch-size", TrainConfig().batch_size)
         given["p"] = given.get("p") or steps_per_window(min_examples, batch)
         tree = unflatten({k: v for k, v in flat.items() if k.startswith(f"{method}.")})
-        options: Any = validate(plugins.method(method).config, tree.get(method, {}), method)
-        loss = LOSSES[method] or options.loss
+        options: Any = validate(known[method].config, tree.get(method, {}), method)
+        loss = cast(Callable[[Any], Loss], known[method].loss)(options)
         gamma = options.penalty if HALVES[loss, "target"].critic else 0.0
         return cls(method, **given, loss=loss, penalty=gamma, network=options.discriminator)
 
@@ -190,31 +181,29 @@ def audit(
     return Audit("gradients", about, tuple(found))
 
 
+def attackable() -> dict[str, Method]:
+    """The methods whose sites sum gradients of a discriminator, by name."""
+    methods = {name: plugins.method(name) for name in plugins.methods()}
+    return {name: about for name, about in methods.items() if about.loss is not None}
+
+
 def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     """Return the most windows that a site sends in one training, if no round is repeated.
 
-    Where the method has them, this counts rounds that are rounded up to whole windows, a critic's
-    extra steps, and a target's windows in its pair with every source or candidate.
+    Args:
+        config: the run's settings, flat, with its method.
+        results: the content of results.json; empty if there is none.
+        p: steps of a window.
     """
-    sites, method = results.get("sites", []), config.get("method", "")
+    sites, about = results.get("sites", []), plugins.method(config["method"])
     most = max((site.get("examples", 0) for site in sites), default=0)
     size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
     steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
-    about = plugins.method(method or "fdann")  # a model alone does not say how it was trained
-    options: Any = validate(about.config, unflatten(config).get(method, {}), method)
+    options: Any = validate(about.config, unflatten(config).get(about.name, {}), about.name)
     stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
-    summing = max(1, sum(s.last - s.first + 1 for s in stages if s.phase.gradients))
-    if method in ("dils", "fruda"):  # their rounds are longer, with a critic longer still
-        steps *= options.epochs * options.steps_of_discriminator(p)
-    if method == "dils":  # one window may span several rounds
-        return max(1, summing * steps // p)
-    if method == "fruda":
-        adapting = sum(s.last - s.first + 1 for s in stages if s.phase.name == "adapt")
-        critics = max(1, len(sites) - 1) + 1  # one per candidate, and one after the adaptation
-        return adapting * steps // p + critics * options.measure.steps
+    summing = {s.phase.name: s.last - s.first + 1 for s in stages if s.phase.gradients}
     sources = sum(site.get("role") == "source" for site in sites)
-    pairs = max(1, sources) if getattr(options, "pairs", False) else 1
-    return summing * math.ceil(steps / p) * pairs * getattr(options, "critic_steps", 1)
+    return about.windows(options, Summing(p, steps, summing, sources, len(sites)))
 
 
 @torch.no_grad()

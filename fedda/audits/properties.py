@@ -18,14 +18,13 @@ The vote needs sources: a third of the examples trains three models on uneven cl
 is the attacker's own, from the last third the attacked sites are made.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedda.algorithms import feddadil, kd3a
 from fedda.errors import DataError
-from fedda.maths import optimal_transport
+from fedda.methods import Method, Signature
 from fedda.models import batchnorms, evaluating, inputs_of
 from fedda.train import generator, seed_for
 
@@ -34,16 +33,14 @@ from .shares import OWN, check_enough, error, error_of_means, fit, made_sites, s
 from .subject import Subject
 
 TEACHERS = 3
-STEPS = 30  # of the coordinates, at points that stay where they are
-POINTS = 60  # of each atom and of the site, in such a step
-Signature = Callable[[Tensor], Tensor]  # indices of a site's examples -> u (D,)
 
 
 def leaked(
     subject: Subject,
     *,
-    options: kd3a.Config | None = None,
-    atoms: tuple[Tensor, Tensor, feddadil.Config] | None = None,
+    method: Method | None = None,
+    options: Any = None,
+    atoms: tuple[Tensor, Tensor] | None = None,
     epochs: int = 5,
     sites: int = 30,
     seed: int = 0,
@@ -54,9 +51,10 @@ def leaked(
 
     Args:
         subject: what is attacked.
-        options: KD3A's settings, if the vote is to be attacked.
-        atoms: z (K, n, d), y (K, n, C) and FedDaDiL's settings, if there are atoms.
-        epochs: that KD3A's sources train.
+        method: of the run, which says what its sites tell; None if it is not known.
+        options: the method's settings.
+        atoms: z (K, n, d) and y (K, n, C), if there are atoms.
+        epochs: that the sources train which a vote is about.
         sites: to attack.
         seed: of every draw.
 
@@ -76,14 +74,12 @@ def leaked(
     found: dict[str, float] = {}
     if batchnorms(subject.model):
         found["moments"], found["moments_mean"] = told(lambda chosen: moments(subject, chosen))
-    if options is not None:
+    if method is not None and (vote := method.vote) is not None:
         teachers = _teachers(subject, parts[0], epochs, seed)
-        found["vote"], _ = told(lambda chosen: vote(teachers[chosen], options))
-    if atoms is not None:
-        z, y, settings = atoms
-        points = _points(subject, settings)
+        found["vote"], _ = told(lambda chosen: vote(options, teachers[chosen]))
+    if method is not None and method.coordinates is not None and atoms is not None:
         draws = generator(seed, "coordinates")
-        u = lambda chosen: coordinates(points[chosen], z, y, settings, draws)  # noqa: E731
+        u = method.coordinates(options, _features(subject), *atoms, draws)
         found["coordinates"], _ = told(u)
     if not found:
         raise DataError(
@@ -103,45 +99,6 @@ def moments(subject: Subject, chosen: Tensor) -> Tensor:
         subject.model(subject.x[chosen])
         of_layers = [seen[layer].transpose(0, 1).flatten(1) for layer in layers]
     return torch.cat([m for x in of_layers for m in (x.mean(dim=1), (x**2).mean(dim=1))]).cpu()
-
-
-def vote(p: Tensor, options: kd3a.Config) -> Tensor:
-    """KD3A's numbers with the gate of the last round -> (K + 1,): focus per image, share of kept.
-
-    Args:
-        p: (N, K, C) the teachers' probabilities of the site's images.
-        options: the settings.
-    """
-    gate = options.gate.high
-    focus = kd3a.consensus_focus(p, gate, options.vote, options.focus) / len(p)
-    kept = kd3a.knowledge_vote(p, gate, options.vote).kept.double().mean()
-    return torch.cat([focus, kept[None]])
-
-
-@torch.no_grad()
-def coordinates(
-    x: Tensor, z: Tensor, y: Tensor, options: feddadil.Config, draws: torch.Generator
-) -> Tensor:
-    """Alpha that an unlabelled site reaches from the middle, with the atoms held fixed -> (K,).
-
-    Args:
-        x: (N, d) the site's points.
-        z: (K, n, d) the atoms' points.
-        y: (K, n, C) their labels.
-        options: the settings.
-        draws: of the mini-batches.
-    """
-    alpha = x.new_full((len(z),), 1 / len(z))
-    spread = x.var(dim=0, correction=0).sum().clamp(min=1e-12)
-    for _ in range(STEPS):
-        i = torch.randperm(z.shape[1], generator=draws)[:POINTS]
-        j = torch.randperm(len(x), generator=draws)[:POINTS]
-        gradients, _, _ = optimal_transport.reconstruction(
-            z[:, i], y[:, i], alpha, x[j], None, options.fixed_points, options.entropy
-        )
-        step = options.lr_coordinates * gradients.alpha / spread
-        alpha = optimal_transport.project_simplex(alpha - step).to(x)
-    return alpha.cpu()
 
 
 def thirds(subject: Subject, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,9 +129,8 @@ def _teachers(subject: Subject, pool: Tensor, epochs: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def _points(subject: Subject, options: feddadil.Config) -> Tensor:
-    """The examples' features, scaled as a site scales its own -> (N, d)."""
+def _features(subject: Subject) -> Tensor:
+    """The examples' features -> (N, d)."""
     with evaluating(subject.model):
         parts = [subject.model.features(x).flatten(1).float() for x in subject.x.split(512)]
-    features = torch.cat(parts).cpu()
-    return feddadil.scaling(features, options.scaling)(features)
+    return torch.cat(parts).cpu()

@@ -12,11 +12,10 @@ from fedda.comparison import Cell, Plan, Variant
 from fedda.config import Flat, Scalar
 from fedda.data import Reading, describe
 from fedda.errors import ConfigError, FeddaError
-from fedda.halves import load
+from fedda.halves import REFERENCE, load
 from fedda.settings import RunConfig
 from fedda.train import generator
 
-REFERENCE = "fedavg"  # what every candidate must beat
 USUAL = (REFERENCE, "adabn", "kd3a", "fdann", "mdan")
 _described = cache(describe)  # cached, as describing reads the header of every image
 

@@ -29,11 +29,11 @@ from typing import Any
 
 from fedda import plugins
 from fedda.comparison.variants import Variant
+from fedda.halves import REFERENCE
 from fedda.maths import choice
 from fedda.results import transfer
 from fedda.results.worth import VALIDATORS
 
-from .candidates import REFERENCE
 from .labelled import differ
 
 # With one seed, the net share of the votes that makes a candidate clearly ahead. Set on SURF

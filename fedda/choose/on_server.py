@@ -14,6 +14,7 @@ from fedda import models, plugins
 from fedda.comparison import Cell, Plan, Variant
 from fedda.comparison.cells import Notify
 from fedda.errors import FeddaError
+from fedda.halves import REFERENCE
 from fedda.library.beginning import Launch, beginning
 from fedda.results.read import begun, model_file
 from fedda.settings import RunConfig
@@ -62,7 +63,7 @@ class LivePlan(Plan):
         Raises:
             FeddaError: no server answers, no such target has joined, or the round failed.
         """
-        cell = Cell(Variant("fedavg"), self.targets[0], self.seeds[0])
+        cell = Cell(Variant(REFERENCE), self.targets[0], self.seeds[0])
         one = replace(self, out=self.out / LOOK, settings={**self.settings, "rounds": 1})
         if (results := one.results(cell)) is None:
             one.train(cell, notify)

@@ -22,11 +22,11 @@ from fedda import models
 from fedda.comparison import Cell, Plan, Variant
 from fedda.data import domains
 from fedda.errors import RunError
+from fedda.halves import REFERENCE
 from fedda.maths import choice
 from fedda.results.read import REFINED, counted, model_file
 
 from . import agreement
-from .candidates import REFERENCE
 from .decision import Candidate, Trained, decide
 from .labelled import Labels
 

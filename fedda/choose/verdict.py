@@ -15,10 +15,10 @@ import fedda
 from fedda import plugins
 from fedda.comparison import Cell, Variant
 from fedda.comparison.tables import markdown
+from fedda.halves import REFERENCE
 from fedda.results.read import counted, printable
 from fedda.results.worth import VALIDATORS, WHAT
 
-from .candidates import REFERENCE
 from .decision import Candidate, Decision
 from .labelled import interval
 from .search import Outcome, Search, truths

@@ -79,8 +79,8 @@ def gradients(
         str,
         typer.Option(
             metavar="METHOD",
-            help="Method whose discriminator is attacked: dils, fada, fdann, fruda, fwdgrl or "
-            "mdan. With a method that is not the run's, the figures are a what-if.",
+            help="Method whose discriminator is attacked, such as fdann or dils. With a method "
+            "that is not the run's, the figures are a what-if.",
             show_default="the run's",
         ),
     ] = "",
@@ -426,20 +426,19 @@ class _Attacker:
 
     def properties(self, sites: int, epochs: int) -> None:
         """Attack moments, the vote's numbers and coordinates, as far as the run has them."""
-        from fedda.algorithms import feddadil, kd3a
+        from fedda import plugins
         from fedda.audits import properties as attack
         from fedda.audits.subject import atoms_of
 
         _say("telling class shares from moments and numbers")
         settings, atoms = unflatten(self.config), atoms_of(self._home)
-        options, dictionary = (
-            validate(module.Config, settings.get(name, {}), name)
-            for name, module in (("kd3a", kd3a), ("feddadil", feddadil))
-        )
+        name = str(settings.get("method", ""))
+        method = plugins.method(name) if name else None
         found = attack.leaked(
             self.subject,
-            options=options if settings.get("method") == "kd3a" else None,
-            atoms=None if atoms is None else (*atoms, dictionary),
+            method=method,
+            options=method and validate(method.config, settings.get(name, {}), name),
+            atoms=atoms,
             epochs=epochs or self.subject.epochs,
             sites=sites,
             seed=self._seed,

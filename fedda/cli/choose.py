@@ -11,6 +11,7 @@ import typer
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
+from fedda.halves import REFERENCE
 from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
 
@@ -183,7 +184,7 @@ def choose(
         if live:
             refuse_local(context, LOCAL)
         flat = options.shared_of(change or [], preset or [], rounds)
-        first = [Variant(candidates.REFERENCE)]
+        first = [Variant(REFERENCE)]
         if data is not None:
             apart(out, "--out", data, "--data")
             plan = options.plan_of(

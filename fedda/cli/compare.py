@@ -9,6 +9,7 @@ import typer
 from fedda.cli.exits import INTERRUPTED, clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
+from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def compare(
             help="Method that the others are compared with; it is trained even if METHODS does not "
             "name it. none: show no differences.",
         ),
-    ] = "fedavg",
+    ] = REFERENCE,
     oracle: Annotated[
         bool,
         typer.Option(

@@ -11,6 +11,7 @@ import typer
 from fedda.cli.demo import SETTINGS, TARGET
 from fedda.cli.exits import clear_exit
 from fedda.errors import DataError
+from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 
 STUDY = Template("""\
@@ -132,7 +133,7 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
         if target not in known:
             found = f"'{target}' is none of its sites" if target else "--target names no site"
             raise DataError(f"{data}: {found}; give --target as one of {', '.join(known)}.")
-        presets.settings("fedavg", [preset] if preset else [])  # raises if there is no such
+        presets.settings(REFERENCE, [preset] if preset else [])  # raises if there is no such
         chosen, words = {"rounds": 10}, f"--preset {preset}" if preset else ""
     directory.mkdir(parents=True)
     if data is None:

@@ -11,14 +11,13 @@ from fedda.cli.export import chosen, settings_of
 from fedda.cli.its_files import reads_files
 from fedda.config import Shares
 from fedda.errors import ConfigError
+from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 from fedda.results.read import MODEL, REFINED, label
 
 if TYPE_CHECKING:
     from fedda import models
     from fedda.data import Reading
-
-SOURCE_ONLY = "fedavg"
 
 
 @reads_files
@@ -99,9 +98,9 @@ def _source_only(source: Path, meta: "models.Meta") -> "models.Model | None":
 
     folder = source.parent
     if (folder / "config.json").is_file():
-        other = folder / label(SOURCE_ONLY, settings_of(folder)["run.seeds"].partition(",")[0], "")
+        other = folder / label(REFERENCE, settings_of(folder)["run.seeds"].partition(",")[0], "")
     elif found := re.fullmatch(r"[a-z][a-z0-9-]*?-(\d+.*)", folder.name):
-        other = folder.with_name(f"{SOURCE_ONLY}-{found[1]}")
+        other = folder.with_name(f"{REFERENCE}-{found[1]}")
     else:
         return None
     if other == folder or not (other / MODEL).is_file():

@@ -10,6 +10,7 @@ from rich.table import Table
 from fedda import plugins
 from fedda.cli import wire_table
 from fedda.cli.exits import clear_exit
+from fedda.config import DEFAULT
 from fedda.results.plainly import PlainConsole, echo
 from fedda.settings import RunConfig, presets
 
@@ -36,7 +37,7 @@ def methods(
 
 
 def settings(
-    method: Annotated[str, typer.Argument(help="Show this method's own settings too.")] = "kd3a",
+    method: Annotated[str, typer.Argument(help="Show this method's own settings too.")] = DEFAULT,
     show: Annotated[
         bool, typer.Option("--presets", help="List the presets instead, with their sources.")
     ] = False,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fedda import plugins
 from fedda.config import Flat
 from fedda.errors import ConfigError
+from fedda.halves import REFERENCE
 from fedda.settings import overrides
 
 ORACLE = "Oracle"
@@ -78,7 +79,7 @@ def oracle() -> Variant:
     It is no method: no site of a federation could play this part, and no command but a comparison
     over folders of one machine knows it.
     """
-    return Variant("fedavg", oracle=True)
+    return Variant(REFERENCE, oracle=True)
 
 
 def is_shared(key: str) -> bool:

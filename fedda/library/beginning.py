@@ -11,6 +11,7 @@ from typing import Any
 from fedda import plugins
 from fedda.config import Flat
 from fedda.errors import ConfigError, RunError
+from fedda.halves import REFERENCE
 from fedda.ops.lock import alone, holder, still_going_on
 from fedda.results import read
 from fedda.settings import RunConfig, presets
@@ -59,7 +60,7 @@ def new_settings(
     flat: Flat = {"method": method, **presets.settings(method, chosen)}
     flat |= {key: value for key, value in given.items() if value}
     # With a model to start from, a baseline would only train that model further.
-    beside = baseline or ("none" if (flat | changes).get("run.start-from") else "fedavg")
+    beside = baseline or ("none" if (flat | changes).get("run.start-from") else REFERENCE)
     flat["run.baseline"] = "" if beside in ("none", method) else beside
     return flat | changes
 

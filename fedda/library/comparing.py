@@ -15,6 +15,7 @@ from fedda.comparison.tables import as_csv, as_markdown
 from fedda.comparison.workers import ERROR
 from fedda.data import Reading
 from fedda.errors import ConfigError, RunError
+from fedda.halves import REFERENCE
 from fedda.results.read import percent
 from fedda.results.worth import VALIDATORS
 from fedda.settings import named
@@ -196,7 +197,7 @@ def compare(
     dir: str | Path | None = None,
     *,
     network: own_model.Network | None = None,
-    baseline: str = "fedavg",
+    baseline: str = REFERENCE,
     oracle: bool = False,
     poison: Mapping[str, float] | None = None,
     engine: Literal["process", "ray"] = "process",

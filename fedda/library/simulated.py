@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
-from fedda.config import REFUSE, Flat
+from fedda.config import DEFAULT, REFUSE, Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.data.pixels import RESIZED
 from fedda.data.sets import FILLING, listed
@@ -111,7 +111,7 @@ def execute(
 def simulate(
     data: Sites,
     target: str | Sequence[str],
-    method: str = "kd3a",
+    method: str = DEFAULT,
     seeds: int | Sequence[int] = (0,),
     preset: str | Sequence[str] | None = None,
     dir: str | Path | None = None,

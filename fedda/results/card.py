@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedda.comparison.tables import markdown
+from fedda.halves import REFERENCE
 from fedda.wire import COUNTED
 
 from . import read
@@ -16,7 +17,6 @@ from . import read
 CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
 TOLD = ("input", "model", "privacy", "train", "wire", "guard")
-BASELINES = ("fedavg", "adabn")
 
 
 def card(results: read.Results, defaults: Mapping[str, Any]) -> str:
@@ -78,7 +78,7 @@ def _quality(results: read.Results) -> list[str]:
         about += " The accuracy is of labelled tests of the target, which no training read."
     else:
         about += " The target has no labelled tests, so nobody has measured its accuracy."
-    if not any(m in BASELINES for m in results["trainings"]):
+    if {*results["trainings"]} == {results["method"]} - {REFERENCE}:
         about += " No baseline was trained in this run, so a gain is not known."
     return [about, "", *lines]
 

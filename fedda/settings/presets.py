@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fedda import plugins
 from fedda.config import Flat, Scalar
 from fedda.errors import ConfigError
+from fedda.halves import REFERENCE
 
 
 class Given(NamedTuple):
@@ -211,9 +212,10 @@ def table(method: str) -> dict[str, Preset]:
 
 def for_all(name: str, methods: Iterable[str]) -> Preset:
     """A start's or benchmark's values, those for FedAvg also for methods with FedAvg's settings."""
-    fedavg, preset = plugins.method("fedavg").config, FOR_ALL[name]
+    fedavg, preset = plugins.method(REFERENCE).config, FOR_ALL[name]
     heirs = [m for m in methods if issubclass(plugins.method(m).config, fedavg)]
-    own = {k.removeprefix("fedavg."): v for k, v in preset.items() if k.startswith("fedavg.")}
+    mark = f"{REFERENCE}."
+    own = {k.removeprefix(mark): v for k, v in preset.items() if k.startswith(mark)}
     return {f"{m}.{k}": v for m in heirs for k, v in own.items()} | preset
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from fedda import plugins
 from fedda.config import (
     AUGMENTATIONS,
+    DEFAULT,
     FEATURES_HIDE,
     LEAST_HIDDEN,
     NETWORKS,
@@ -52,7 +53,7 @@ MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits
 class RunConfig(Section):
     """All settings of a run."""
 
-    method: str = Field(default="kd3a", description="the method; `fedda methods` lists them")
+    method: str = Field(default=DEFAULT, description="the method; `fedda methods` lists them")
     rounds: int = Field(default=20, ge=1, description="communication rounds")
     sources_per_round: int = Field(
         default=0, ge=0, description="number of sources drawn at random for each round; 0: all"

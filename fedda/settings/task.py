@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from fedda import plugins
 from fedda.config import (
+    DEFAULT,
     REFUSE,
     Beside,
     Inputs,
@@ -38,7 +39,7 @@ class Task(Section):
     """One training, as its sites receive it."""
 
     run: str = Field(default="run", pattern=r"^[\w.-]+$")
-    method: str = "kd3a"
+    method: str = DEFAULT
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
     schedule: str = Field(default="", description="the phases and their rounds, in order")
