@@ -1,5 +1,6 @@
-"""Writing files so that they exist complete or not at all, and saying why one cannot be."""
+"""Files that are kept: written whole or not at all, and the oldest deleted beyond some bounds."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,22 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+@contextmanager
+def keeping(path: Path, private: bool = False) -> Iterator[Path]:
+    """Like `replacing`, and the folder is made if it is missing.
+
+    Args:
+        path: the file.
+        private: whether only the owner may read the new file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as part:
+        if private:
+            part.touch()
+            part.chmod(0o600)
+        yield part
 
 
 @contextmanager
@@ -52,15 +69,41 @@ def place(file: Path, new: Path) -> bool:
     return True
 
 
-def keep_newest(files: Iterable[Path], most: int) -> None:
-    """Delete all but the files that were changed last.
+def keep_newest(
+    entries: Iterable[Path],
+    most: float = math.inf,
+    room: float = math.inf,
+    parts: Iterable[str] = (),
+) -> None:
+    """Delete all but the entries that were changed last; one that is gone by now is passed over.
+
+    Args:
+        entries: files, or folders.
+        most: number of entries that stay.
+        room: bytes that they may take together.
+        parts: the files to delete in a folder, which itself goes if nothing else is in it.
 
     Raises:
-        OSError: a file is gone, or cannot be deleted.
+        OSError: a file cannot be deleted.
     """
-    by_age = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
-    for old in by_age[most:]:
-        old.unlink(missing_ok=True)
+    by_age = []
+    for entry in entries:
+        with suppress(FileNotFoundError):  # another process has deleted it
+            files = [*entry.iterdir()] if entry.is_dir() else [entry]
+            size = sum(file.stat().st_size for file in files)
+            by_age.append((-entry.stat().st_mtime, size, entry))
+    for number, (_, size, entry) in enumerate(sorted(by_age), start=1):
+        room -= size
+        if number <= most and room >= 0:
+            continue
+        if not entry.is_dir():
+            entry.unlink(missing_ok=True)
+            continue
+        for name in parts:
+            (entry / name).unlink(missing_ok=True)
+            partial_path(entry / name).unlink(missing_ok=True)
+        with suppress(OSError):  # it has files of somebody else
+            entry.rmdir()
 
 
 def partial_path(path: Path) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedda.files import keep_newest, partial_path, replacing
+from fedda.files import keep_newest, keeping, partial_path, replacing
 
 
 def test_a_file_replaces_the_old_one_once_it_is_complete(tmp_path: Path) -> None:
@@ -38,3 +38,39 @@ def test_only_the_newest_files_stay(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
     keep_newest(tmp_path.iterdir(), 2)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def aged(path: Path, age: int, size: int = 1) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(bytes(size))
+    for changed in (path, path.parent):
+        os.utime(changed, (1000 - age, 1000 - age))
+    return path
+
+
+def test_the_oldest_go_beyond_a_number_of_bytes(tmp_path: Path) -> None:
+    files = [aged(tmp_path / name, age, 10) for age, name in enumerate("abc")]
+    keep_newest([*files, tmp_path / "gone"], room=20)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    keep_newest(files, room=-1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_of_a_folder_only_its_own_files_go(tmp_path: Path) -> None:
+    for age, name in enumerate("abc"):
+        aged(tmp_path / name / "note", age)
+    aged(tmp_path / "b" / "mine", 1)
+    aged(partial_path(tmp_path / "c" / "note"), 2)
+    keep_newest(tmp_path.iterdir(), 1, parts=["note"])
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"a", "a/note", "b", "b/mine"}
+
+
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "secret"
+    path.parent.mkdir()
+    partial_path(path).touch(mode=0o644)  # left by a crash
+    for private in (True, False):
+        with keeping(path, private=private) as part:
+            part.write_text("x")
+        assert (path.stat().st_mode & 0o077 == 0) == private

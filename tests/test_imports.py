@@ -225,7 +225,7 @@ def test_the_core_knows_no_method_by_name() -> None:
     core = [p for p in modules("fedda") if not name(p).startswith("fedda/algorithms/")]
     core += modules("server", "clients/node", "clients/site")
     assert {name(path) for path in core if named_methods(path)} == {*NAMES_METHODS}
-    assert named_methods(ROOT / "clients/fwdgrl.py")  # so the check above can fail
+    assert named_methods(ROOT / "clients/kd3a.py")  # so the check above can fail
 
 
 # ---- labels ------------------------------------------------------------------------------------

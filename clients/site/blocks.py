@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedda.errors import DataError
-from fedda.files import replacing
+from fedda.files import keeping
 from fedda.train import generator, joined
 
 logger = logging.getLogger("fedda.site")
@@ -120,9 +120,7 @@ def kept(folder: Path, images: Sequence[bytes], least: int, together: int) -> Bl
     # Not by torch, of whose seeds only 32 bits count on the CPU.
     draws = np.random.default_rng()
     if divide(table, digests, least, together, lambda n: torch.from_numpy(draws.permutation(n))):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.touch(mode=0o600)
+        with keeping(path, private=True) as part:
             part.write_text(json.dumps({"secret": secret.hex(), "images": table}))
     found = blocks_of(table, digests, least, together)
     if waiting := len(images) - len(found.used):
@@ -141,9 +139,7 @@ def secret(folder: Path) -> str:
         if path.exists():
             return path.read_text()
         made = secrets.token_hex(32)
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
-            part.touch(mode=0o600)
+        with keeping(path, private=True) as part:
             part.write_text(made)
     except OSError as error:
         raise DataError(

@@ -6,7 +6,6 @@ does not change.
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from fedda import models
 from fedda.algorithms import feddadil
 from fedda.data import Examples
 from fedda.errors import ConfigError
+from fedda.files import keep_newest
 from fedda.maths import optimal_transport
 from fedda.models import Extension, Model, evaluating
 from fedda.settings import Task
@@ -32,6 +32,7 @@ STEPS: dict[str, Any] = {"sgd": optim.SGD, "adam": optim.Adam}
 COORDINATES = "coordinates"  # the kind of the file in which a site keeps its alpha
 NOTED = 300  # points of each kind in a site's notes
 KEPT = 16  # trainings whose heads stay on disk
+HEADS = ("reconstruction", "ensemble")
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,11 @@ class Dictionary:
             return
         task = self.task
         folder = self.site.state_dir / self.site.name / "models" / task.training
-        for kind in ("reconstruction", "ensemble"):
+        for kind in HEADS:
             path, made = folder / f"{kind}.safetensors", self.with_heads(heads, kind)
             models.save(path, made, classes=task.names, **task.about_model)
-        _make_room(folder)
+        others = (f for f in folder.parent.iterdir() if f.is_dir() and f != folder)
+        keep_newest(others, KEPT - 1, parts=[f"{kind}.safetensors" for kind in HEADS])
 
     def with_heads(self, heads: AtomHeads, kind: str) -> models.Model:
         """The encoder with the one fitted head, or with the `ensemble`, as a model."""
@@ -261,16 +263,3 @@ def _in_turn(N: int, n: int, draws: torch.Generator) -> Tensor:
     """Take n of N numbers in random orders, one order after the other -> (n,)."""
     orders = [torch.randperm(N, generator=draws) for _ in range(max(1, -(-n // N)))]
     return torch.cat(orders)[:n]
-
-
-def _make_room(folder: Path) -> None:
-    """Delete the heads of the oldest trainings, as a server may begin any number of them."""
-    others = sorted(
-        (f for f in folder.parent.iterdir() if f.is_dir() and f != folder),
-        key=lambda f: f.stat().st_mtime,
-    )
-    for old in others[: max(0, len(others) + 1 - KEPT)]:
-        for kind in ("reconstruction", "ensemble"):
-            (old / f"{kind}.safetensors").unlink(missing_ok=True)
-        if not any(old.iterdir()):
-            old.rmdir()

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedda import data, models
 from fedda.data.augment import Augmentation, augmentation
 from fedda.errors import ModelError, WeightsError
-from fedda.files import keep_newest, replacing
+from fedda.files import keep_newest, keeping
 from fedda.settings import Task
 from fedda.train import generator
 
@@ -196,8 +196,7 @@ def _read(place: Path, count: int) -> Tensor | None:
 
 def _keep(place: Path, found: Tensor) -> None:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as part:
+        with keeping(place) as part:
             save_file({"outputs": found}, part)
         keep_newest(place.parent.glob("*.safetensors"), FILES)
     except (OSError, SafetensorError) as error:  # a full disk costs time, not the round

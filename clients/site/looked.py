@@ -18,7 +18,7 @@ from fedda.data.form import Form
 from fedda.data.load import open_site
 from fedda.data.sets import Unlabelled
 from fedda.errors import DataError
-from fedda.files import replacing
+from fedda.files import keeping
 from fedda.look.account import SIDE, Account, statistics
 from fedda.maths.summaries import FLOOR, LEAST, tens
 from fedda.train import seed_for
@@ -112,7 +112,5 @@ def _remember(site: Site, marks: Marks, arrays: dict[str, Packed], table: Number
     kept = {"table": table, "arrays": told, "marks": b64encode(marks.tobytes()).decode()}
     kept |= {"least": _least(site), "noise": site.noise}
     file = site.state_dir / site.name / FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(file) as part:
-        part.touch(mode=0o600)
+    with keeping(file, private=True) as part:
         part.write_text(json.dumps(kept))

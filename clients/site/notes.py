@@ -15,7 +15,6 @@ the training. If it fails, the site's log says so and the round goes on. A serve
 number of runs, so the notes of the oldest trainings are deleted beyond some bounds.
 """
 
-import contextlib
 import json
 import logging
 import time
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import Labelled, Unlabelled
-from fedda.files import partial_path, replacing
+from fedda.files import keep_newest, keeping, replacing
 from fedda.models import Model, as_inputs, evaluating
 from fedda.refining import Refined
 from fedda.train import generator
@@ -132,13 +131,7 @@ class Notes:
         if begins:
             self.client.site.noted = self.folder.name
         if first and self.round == 1:
-            for old in (
-                LAST,
-                CONFUSION,
-                PICTURE,
-                DICTIONARY,
-                REFINED,
-            ):  # of an earlier run of the same name
+            for old in FILES[1:]:  # of an earlier run of the same name
                 (self.folder / old).unlink(missing_ok=True)
         arrays = self._arrays(model, test)
         if begins:
@@ -207,23 +200,13 @@ class Notes:
 
     def write_arrays(self, name: str, arrays: dict[str, Any]) -> None:
         """Write one of the npz files."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / name) as part, part.open("wb") as file:
+        with keeping(self.folder / name) as part, part.open("wb") as file:
             np.savez(file, **arrays)
 
     def _make_room(self) -> None:
         """Delete the oldest trainings' notes beyond the bounds, and never another file."""
         others = [f for f in self.folder.parent.iterdir() if f.is_dir() and f != self.folder]
-        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-        room = ROOM - _size(self.folder)
-        for number, folder in enumerate(others, start=2):
-            room -= _size(folder)
-            if number > KEPT or room < 0:
-                for name in FILES:
-                    (folder / name).unlink(missing_ok=True)
-                    partial_path(folder / name).unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # the folder has files of somebody else
-                    folder.rmdir()
+        keep_newest(others, KEPT - 1, ROOM - _size(self.folder), FILES)
 
 
 def _size(folder: Path) -> int:

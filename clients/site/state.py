@@ -9,6 +9,7 @@ context is not used, because a busy node loses it silently.
 import glob
 import json
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
 from fedda.errors import BudgetError
-from fedda.files import replacing
+from fedda.files import keep_newest, keeping
 from fedda.settings import Task
 
 logger = logging.getLogger("fedda.site")
@@ -85,9 +86,8 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     if site.state_dir is None:
         return
     path = _path(site, task, server_round, what)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in kept.tensors.items()}
-    with replacing(path) as part:
+    with keeping(path) as part:
         save_file(tensors, part, metadata={"fedda": json.dumps(kept.about)})
     rounds = _rounds(site, task, what)
     # The state before stays, for a round that is repeated; some rounds may lie in between, if the
@@ -96,9 +96,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     for old in rounds:
         if old not in (last, server_round):
             _path(site, task, old, what).unlink(missing_ok=True)
-    every = sorted(path.parent.glob(f"*.{what}.safetensors"), key=_age)
-    for old in every[FILES:]:
-        old.unlink(missing_ok=True)
+    keep_newest(path.parent.glob(f"*.{what}.safetensors"), FILES)
 
 
 def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
@@ -128,13 +126,10 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
     if site.state_dir is None:
         return
     path = _path(site, task, "once", what)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
-    with replacing(path) as part:
+    with keeping(path) as part:
         save_file(tensors, part)
-    every = sorted(path.parent.glob(f"*.once.{what}.safetensors"), key=_age)
-    for old in every[NETWORKS:]:
-        old.unlink(missing_ok=True)
+    keep_newest(path.parent.glob(f"*.once.{what}.safetensors"), NETWORKS)
 
 
 def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
@@ -180,44 +175,26 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     if site.state_dir is None:
         return
     folder, own = site.state_dir / site.name, task.training
-    left: list[tuple[float, int, Path]] = []  # of other trainings: age, bytes, file
-    mine = 0
+    left, mine = [], 0
     for path in (
         *folder.glob("*.safetensors"),
         *folder.glob("models/*/*"),
         *folder.glob("notes/*/*"),
     ):
-        try:
-            about = path.stat()
-        except FileNotFoundError:  # another process of this site has deleted it
+        beside = path.parent == folder
+        if not (path.name.startswith(f"{own}.") if beside else path.parent.name == own):
+            left.append(path)
             continue
-        belongs = (
-            path.name.startswith(f"{own}.") if path.parent == folder else path.parent.name == own
-        )
-        if belongs:
-            mine += about.st_size
-        else:
-            left.append((-about.st_mtime, about.st_size, path))
+        with suppress(FileNotFoundError):  # another process of this site has deleted it
+            mine += path.stat().st_size
     room = 1e6 * (ROOM if megabytes is None else megabytes) - mine
     if room < 0:
         raise BudgetError(
             f"What the training {own} keeps at this site takes {mine / 1e6:.1f} MB, more than the "
             "policy's keep.megabytes; allow more, or end that run."
         )
-    models = 1
-    for _, size, path in sorted(left):  # the newest first
-        room -= size
-        adapted = path.name.endswith((ADAPTED, REFINED))
-        models += adapted
-        if room < 0 or (adapted and models > MODELS):
-            path.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except FileNotFoundError:  # another process of this site has deleted it
-        return 0.0
+    keep_newest(left, room=room)
+    keep_newest((p for p in left if p.name.endswith((ADAPTED, REFINED))), MODELS - 1)
 
 
 def _rounds(site: Place, task: Task, what: str) -> list[int]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedda.data.sets import DIGEST
 from fedda.data.stored import Stored
 from fedda.errors import ConfigError, DataError
-from fedda.files import keep_newest, replacing
+from fedda.files import keep_newest, keeping
 from fedda.ops import system
 
 logger = logging.getLogger("fedda.data")
@@ -116,8 +116,7 @@ class Cache:
                     f"{free / 1e9:.1f} GB left: make room, choose another --state-dir, or keep "
                     f"them in memory (--cache memory)"
                 )
-            with replacing(path) as part, part.open("wb") as file:
-                part.chmod(0o600)
+            with keeping(path, private=True) as part, part.open("wb") as file:
                 checksum = 0
                 for some in examples:
                     flat = np.ascontiguousarray(some).data

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedda
 from fedda.config import NETWORKS, REFUSE, Inputs, Missing, ModelConfig, Resize, window_of
 from fedda.errors import ModelError
-from fedda.files import replacing
+from fedda.files import keeping
 
 from .backbone import backbone, frozen
 from .extension import Extension
@@ -87,8 +87,7 @@ def save(
         for name, tensor in part.state_dict().items()
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as part:
+        with keeping(path) as part:
             safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
         raise ModelError(
