@@ -107,7 +107,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Summing:
+class Extent:
     """What decides how many windows of gradients a training sums, if no round is repeated.
 
     Attributes:
@@ -130,7 +130,7 @@ class Summing:
         return max(1, sum(self.rounds.values()))
 
 
-def whole_windows(options: Any, about: Summing) -> int:
+def whole_windows(options: Any, about: Extent) -> int:
     """The windows of a site whose rounds are whole windows, one group or a group per source."""
     pairs = max(1, about.sources) if getattr(options, "pairs", False) else 1
     critic = getattr(options, "critic_steps", 1)
@@ -195,7 +195,7 @@ class Method:
     sharpens: bool = False
     search: Search = field(default_factory=dict)
     loss: Callable[[Any], str] | None = None
-    windows: Callable[[Any, Summing], int] = whole_windows
+    windows: Callable[[Any, Extent], int] = whole_windows
     vote: Callable[[Any, "Tensor"], "Tensor"] | None = None
     coordinates: "Callable[[Any, Tensor, Tensor, Tensor, Generator], Signature] | None" = None
 

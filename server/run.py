@@ -9,8 +9,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedda import plugins
-from fedda.data.naming import quoted
-from fedda.data.sets import listed
+from fedda.data.naming import listed, quoted
 from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone

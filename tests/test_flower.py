@@ -207,6 +207,21 @@ def pretend(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
         return version
 
     monkeypatch.setattr(supported.metadata, "version", answer)
+    supported.installed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def found_anew() -> Iterator[None]:
+    yield
+    supported.installed.cache_clear()
+
+
+def test_a_command_looks_for_the_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(supported.metadata, "version", lambda name: asked.append(name) or "1.42.0")
+    supported.installed.cache_clear()
+    assert supported.installed() == "flwr 1.42.0" and not supported.refusal()
+    assert asked == ["flwr"]
 
 
 def test_the_range_is_that_of_the_package() -> None:

@@ -383,10 +383,10 @@ def test_only_its_user_can_read_what_a_site_remembers(tmp_path: Path) -> None:
 def test_nothing_leaves_if_it_cannot_be_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> None:
+    def full(path: Path, private: bool) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(looked, "replacing", full)
+    monkeypatch.setattr(looked, "keeping", full)
     with pytest.raises(QuorumError, match="0 of 2 sites told"):
         Looked(two(tmp_path), tmp_path)
 

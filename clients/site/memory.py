@@ -14,7 +14,7 @@ from torch import nn, optim
 from fedda import __version__, data, models, plugins, wire
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, Inputs
 from fedda.data import naming
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer, repeatable

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedda import data
 from fedda.data import probabilities
+from fedda.data.naming import listed
 from fedda.data.probabilities import Rows
-from fedda.data.sets import listed
 from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.models.answers import EXPORTED, answers
 

@@ -24,7 +24,7 @@ from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, DiscriminatorConfig, Loss
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.methods import Method, Phase, Summing
+from fedda.methods import Method, Phase, Extent
 from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 
@@ -111,7 +111,7 @@ def layouts(options: Adaptation, model: Manifest) -> Mapping[str, Manifest]:
     return {"discriminator": discriminators.layout(discriminators.width(model), sizes)}
 
 
-def windows(options: Config, about: Summing) -> int:
+def windows(options: Config, about: Extent) -> int:
     """The most windows of a training: one may span several rounds, and a critic has longer ones."""
     steps = about.steps * options.epochs * options.steps_of_discriminator(about.p)
     return max(1, about.all_rounds * steps // about.p)

@@ -48,7 +48,7 @@ from fedda.adversarial.discriminators import DiscriminatorConfig
 from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
-from fedda.methods import Method, Phase, Summing
+from fedda.methods import Method, Phase, Extent
 from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
 
 
@@ -172,7 +172,7 @@ PER_CANDIDATE |= {"mean/*", "mean-slack/*"}
 INFOMAX = frozenset({"infomax-before", "infomax-after", "kept", "moved"})
 
 
-def windows(options: Config, about: Summing) -> int:
+def windows(options: Config, about: Extent) -> int:
     """The most windows of a target: of its adaptation, and of a critic per candidate and after."""
     steps = about.steps * options.epochs * options.steps_of_discriminator(about.p)
     critics = max(1, about.sites - 1) + 1

@@ -53,7 +53,7 @@ from fedda.adversarial.discriminators import (
 from fedda.adversarial.lazy import protect
 from fedda.config import TrainConfig, steps_per_window, unflatten, validate
 from fedda.errors import ConfigError, DataError
-from fedda.methods import Method, Summing
+from fedda.methods import Method, Extent
 from fedda.models import Model, as_inputs, evaluating
 from fedda.train import generator, seed_for
 
@@ -203,7 +203,7 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
     summing = {s.phase.name: s.last - s.first + 1 for s in stages if s.phase.gradients}
     sources = sum(site.get("role") == "source" for site in sites)
-    return about.windows(options, Summing(p, steps, summing, sources, len(sites)))
+    return about.windows(options, Extent(p, steps, summing, sources, len(sites)))
 
 
 @torch.no_grad()

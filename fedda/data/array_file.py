@@ -14,18 +14,11 @@ from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.gaps import Gaps, warnings_of
 from fedda.data.hdf5 import ENDINGS, Hdf5
+from fedda.data.naming import listed
 from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
-from fedda.data.sets import (
-    Description,
-    Labelled,
-    Progress,
-    Role,
-    Unlabelled,
-    listed,
-    odd_classes,
-)
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.unify import conform
 from fedda.errors import DataError
 
@@ -143,8 +136,7 @@ class ArrayFile:
     def describe(self, role: Role) -> Description:
         with self.opened() as npz:
             x = _train(npz, self._split)
-            if role == "source" and f"y{x[1:]}" not in npz.keys:
-                raise npz.unlabelled(x)
+            y, classes = _source_labels(npz, x) if role == "source" else (None, ())
             n, *shape = npz.shape(x)
             train, names = npz.gaps(x), npz.columns(shape[-1])
             own = npz.named if len(shape) == 1 else ()
@@ -154,9 +146,7 @@ class ArrayFile:
                     "numbers: name each of them in the array columns, or leave it out"
                 )
             counts: dict[str, int] = {}
-            y = None
-            if role == "source":
-                y, classes = _source_labels(npz, x)
+            if y is not None:
                 y_test = _source_test_labels(npz, x, classes)
                 numbers = torch.bincount(y, minlength=len(classes)).tolist()
                 counts = dict(zip(classes, numbers, strict=True))

@@ -13,10 +13,11 @@ from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
+from fedda.data.naming import listed
 from fedda.data.own_columns import own_columns
 from fedda.data.pixels import EXTENSIONS, Encoded, read_images, sound
 from fedda.data.reader import Checked
-from fedda.data.sets import Unlabelled, listed
+from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
 from fedda.data.unify import conform
 from fedda.errors import DataError

@@ -24,8 +24,8 @@ from typing import Any, TextIO
 from fedda.data import file_lists, room
 from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.inside import Inside
+from fedda.data.naming import listed
 from fedda.data.optional import needed
-from fedda.data.sets import listed
 from fedda.errors import DataError
 
 MANIFEST = "manifest.csv"

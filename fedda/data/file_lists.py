@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import DataError
 
 ENDING = ".txt"

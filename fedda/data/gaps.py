@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedda.data.sets import FILLING, listed
+from fedda.data.naming import listed
+from fedda.data.sets import FILLING
 
 CHUNK = 65_536  # vectors at a time
 

@@ -12,16 +12,9 @@ from fedda.data import named_files, naming
 from fedda.data.columns import csvs
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
+from fedda.data.naming import listed
 from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
-from fedda.data.sets import (
-    Description,
-    Labelled,
-    Progress,
-    Role,
-    Unlabelled,
-    listed,
-    odd_classes,
-)
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})

@@ -18,6 +18,7 @@ from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
+from fedda.data.naming import listed
 from fedda.data.own_columns import own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
@@ -29,7 +30,6 @@ from fedda.data.sets import (
     Role,
     Unlabelled,
     align,
-    listed,
 )
 from fedda.data.table import Table
 from fedda.errors import ConfigError, DataError, RunError

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fedda.data.columns import headings, samples_of
 from fedda.data.file_lists import ENDING as LIST
+from fedda.data.naming import listed
 from fedda.data.pixels import EXTENSIONS
-from fedda.data.sets import listed
 from fedda.errors import DataError
 
 _LABELS = ("label", "class", "classname", "category", "diagnosis", "dx", "target", "y")

@@ -14,6 +14,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,7 +28,7 @@ _WHOLE = re.compile(r"\d+(\.0*)?")
 _SEVERAL = re.compile(r".*[|;].*|\[.*,.*\]|\{.*\}|\(.*,.*\)", re.DOTALL)
 _JOINED = re.compile(r"[,+&/]")
 _BRIEF = 2**14  # letters of all names of columns that travel with each request
-_LETTERS = 256  # of one
+LETTERS = 256  # of one, and of a class
 
 _NO_ONE = "which means that there is none: fill it, or remove the example"
 _ONE = "one class per example is needed"
@@ -131,8 +132,7 @@ def brief(columns: Sequence[str]) -> tuple[str, ...]:
     Names are different, one line of plain text each, and not so many that requests grow by them.
     """
     whole = "\n".join(columns)
-    plain = all(0 < len(name) <= _LETTERS and name.isprintable() for name in columns)
-    if plain and len(whole) <= _BRIEF and len({*columns}) == len(columns):
+    if all(map(is_one_line, columns)) and len(whole) <= _BRIEF and len({*columns}) == len(columns):
         return tuple(columns)
     digest = hashlib.sha256(whole.encode(errors="surrogateescape")).hexdigest()
     return (f"{len(columns)} columns with the SHA-256 {digest[:16]}",)
@@ -149,10 +149,16 @@ def unlike(mine: Sequence[str], theirs: Sequence[str]) -> str:
         return ""
     known = {*mine}, {*theirs}
     own, other = ([c for c in a if c not in b] for a, b in ((mine, known[1]), (theirs, known[0])))
+    some = partial(listed, most=12, show=quoted)
     if not own and not other:
-        return f"the columns in another order: {_some(mine)}, not {_some(theirs)}"
-    more = f"the columns {_some(own)}" if own else "no further columns"
-    return f"{more}{f', and lacks {_some(other)}' if other else ''}"
+        return f"the columns in another order: {some(mine)}, not {some(theirs)}"
+    more = f"the columns {some(own)}" if own else "no further columns"
+    return f"{more}{f', and lacks {some(other)}' if other else ''}"
+
+
+def is_one_line(name: str) -> bool:
+    """Whether a name of a class or a column is one line of plain text, and not long."""
+    return 0 < len(name) <= LETTERS and name.isprintable()
 
 
 def plain(name: str) -> str:
@@ -171,10 +177,10 @@ def quoted(name: str) -> str:
     return f"'{escaped(name[:60])}'"
 
 
-def _some(names: Sequence[str], most: int = 12) -> str:
-    """Names for a message."""
+def listed(names: Sequence[str], most: int = 5, show: Callable[[str], str] = escaped) -> str:
+    """The first few of `names`, for a message, and the number of the others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(quoted, names[:most])) + more
+    return ", ".join(map(show, names[:most])) + more
 
 
 def _text(value: Any) -> str:

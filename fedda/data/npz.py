@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedda.data import naming, npy, room, sparse
 from fedda.data.gaps import Gaps, gaps_of
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")

@@ -26,8 +26,8 @@ from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, 
 from fedda.data.form import Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
+from fedda.data.naming import listed
 from fedda.data.npz import Npz
-from fedda.data.sets import listed
 from fedda.errors import DataError
 
 _GAPS = {"", ".", *naming.NOTHING}

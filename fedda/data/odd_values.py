@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedda.data.depth import Brightness, Light
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 
 FAR = 100  # a column whose values are so many times the others' is of another scale
 

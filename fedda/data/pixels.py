@@ -20,7 +20,8 @@ from torch import Tensor
 from fedda.data import depth, dicom, room, samples
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
-from fedda.data.sets import DIGEST, Progress, listed
+from fedda.data.naming import listed
+from fedda.data.sets import DIGEST, Progress
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.results.plainly import cell
 
 Rows = tuple[tuple[str, ...], Mapping[str, Tensor]]  # the classes, and by an example's key (C,)

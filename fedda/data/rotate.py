@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.load import describe, load_evaluation, load_source, load_target
-from fedda.data.sets import Labelled, Role, Unlabelled, listed
+from fedda.data.naming import listed
+from fedda.data.sets import Labelled, Role, Unlabelled
 from fedda.data.unify import CHUNK
 from fedda.errors import ConfigError, DataError
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedda.config import REFUSE, Missing
 from fedda.data.depth import NEEDS_WINDOW
-from fedda.data.naming import escaped, plain
+from fedda.data.naming import listed, plain
 from fedda.data.stored import take_rows
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
@@ -249,9 +249,3 @@ def odd_classes(counts: Mapping[str, int]) -> list[str]:
             f"{counts[least]}; train.sampler=balanced shows the model all classes equally often"
         )
     return warnings
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """The first few of `names`, for a message, and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(escaped, names[:most])) + more

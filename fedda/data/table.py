@@ -40,17 +40,10 @@ from fedda.data.columns import (
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
+from fedda.data.naming import listed
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, read_images, sound, survey
-from fedda.data.sets import (
-    Description,
-    Labelled,
-    Progress,
-    Role,
-    Unlabelled,
-    listed,
-    odd_classes,
-)
+from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
 from fedda.files import place
 

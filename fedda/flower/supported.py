@@ -1,11 +1,13 @@
 """The versions of Flower that fedda works with; `pyproject.toml` names the same range."""
 
+from functools import cache
 from importlib import metadata
 
 RANGE = ">=1.41,<1.43"
 FIRST, UNTRIED = (1, 41), (1, 43)  # the range's ends, as numbers
 
 
+@cache
 def installed() -> str:
     """The installed Flower, such as "flwr 1.42.0", or "no flwr"."""
     try:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from fedda.comparison.options import poison_of
 from fedda.config import DEFAULT, REFUSE, Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
+from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
-from fedda.data.sets import FILLING, listed
+from fedda.data.sets import FILLING
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedda.config import is_site_name
-from fedda.data.naming import can_be_brief
+from fedda.data.naming import can_be_brief, is_one_line
 from fedda.errors import WireError
 from fedda.maths import summaries
 from fedda.maths.summaries import BINS, FLOOR, GRID
@@ -25,7 +25,7 @@ from fedda.wire import LOOK, Entry, Kind, Manifest, Packed, Role, pack
 SIDE = 32  # pixels to which images are reduced
 SHARES = ("missing", "share")
 NUMBERS = ("low", "high", "mean", "deviation", "missing")
-MOST_CLASSES, LETTERS = 10_000, 256
+MOST_CLASSES = 10_000
 MOST_COLUMNS = 2**20
 MODEL = Manifest(Kind.MODEL, "float32", ())  # none is sent
 
@@ -117,7 +117,7 @@ def _plausible(told: Account) -> bool:
         and all(told.classes.values())
         and (told.role == "source" or not told.classes)
         and len(told.classes) <= MOST_CLASSES
-        and all(n.isprintable() and len(n) <= LETTERS for n in told.classes)
+        and all(map(is_one_line, told.classes))
         and can_be_brief(told.columns, 0 if told.images else told.shape[0])
         and not told.arrays
     )

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from fedda.data.naming import quoted, unlike
-from fedda.data.sets import listed
+from fedda.data.naming import listed, quoted, unlike
 from fedda.maths.summaries import FLOOR, LEAST, drift
 
 from .account import Account

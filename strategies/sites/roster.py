@@ -9,12 +9,11 @@ from typing import Any, NoReturn, cast
 
 from fedda import __version__
 from fedda.config import INDICATOR, InputConfig, is_site_name
-from fedda.data.naming import can_be_brief, united, unlike
+from fedda.data.naming import LETTERS, can_be_brief, is_one_line, united, unlike
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
 
 MADE_UP = 1000  # the most classes that one source alone may name beside others
-LETTERS = 256  # of a class's name
 OFFER = {"role", "name", "examples", "tested", "classes", "shape", "columns", "version", "keys"}
 
 
@@ -69,7 +68,7 @@ class Node:
                 f"Node {node_id} has the name {node.name[:64]!r}; a site's --name needs 1 to 64 "
                 "printable characters and no slash."
             )
-        if not all(c and c.isprintable() and len(c) <= LETTERS for c in node.classes):
+        if not all(map(is_one_line, node.classes)):
             raise RosterError(
                 f"{node.name} has a class whose name is not one line of plain text of up to "
                 f"{LETTERS} characters."

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedda.data.benchmarks.common import ByClass, ImportRequest, Sites, domain_folders, key
 from fedda.data.benchmarks.splits import split_images
 from fedda.data.image_folder import listing
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import DataError
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedda.data.image_folder import listing
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
 
 Arrays = dict[str, np.ndarray]

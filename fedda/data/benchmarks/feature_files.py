@@ -22,7 +22,7 @@ from fedda.data.benchmarks.common import (
 )
 from fedda.data.benchmarks.splits import complete, split_rows
 from fedda.data.image_folder import listing
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import DataError
 
 

@@ -24,8 +24,8 @@ from fedda.data.benchmarks.common import (
 from fedda.data.benchmarks.splits import limited, split_images
 from fedda.data.file_lists import Line, class_of, lines
 from fedda.data.image_folder import listing
+from fedda.data.naming import listed
 from fedda.data.pixels import EXTENSIONS
-from fedda.data.sets import listed
 from fedda.errors import DataError
 
 

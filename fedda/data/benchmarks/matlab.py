@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import DataError
 
 

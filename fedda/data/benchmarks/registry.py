@@ -13,7 +13,8 @@ from fedda.data.benchmarks import (
 )
 from fedda.data.benchmarks.common import Benchmark, ImportRequest, Options
 from fedda.data.benchmarks.write import Result, write
-from fedda.data.sets import Progress, listed
+from fedda.data.naming import listed
+from fedda.data.sets import Progress
 from fedda.errors import ConfigError, DataError
 
 _ALWAYS = frozenset({"limit", "test_limit"})

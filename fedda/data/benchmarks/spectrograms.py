@@ -25,7 +25,7 @@ from torch import Tensor
 from fedda.data.benchmarks.common import Arrays, ByClass, ImportRequest, Lazy, Options, Sites
 from fedda.data.benchmarks.splits import complete, shuffled, split_rows
 from fedda.data.image_folder import listing
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
 
 WINDOW, HOP = 0.025, 0.010  # seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedda.data.benchmarks.common import Arrays, ByClass, ImportedImages, ImportRequest
-from fedda.data.sets import listed
+from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
 
 
