@@ -325,7 +325,7 @@ class Client(NumPyClient):
         if request.is_last:
             numbers |= appraisal.appraised(self, p) | last_step.beside(self, p)
             if (refined := last_step.take(self)) is not None:
-                numbers |= last_step.told(self, refined)
+                numbers |= last_step.reported(self, refined)
                 notes.refined(self, refined)
         held, p = self.site.tested_on(self.task), None
         if held is not None:

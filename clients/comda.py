@@ -17,8 +17,8 @@ from fedda.models import Model
 from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import shot as clients
+from .shared.side_by_side import NAMES, fill, parts_of
 from .site.request import Numbers, Request
-from .site.side_by_side import NAMES, fill, parts_of
 from .site.state import Kept
 
 ASKED = "asked"  # key under which a state has how often the oracles were asked

@@ -13,8 +13,8 @@ from fedda.algorithms.decision import nearest_together
 from fedda.maths.ensemble import Weights
 
 from . import shot as clients
+from .shared.side_by_side import parts_of
 from .site.request import Numbers
-from .site.side_by_side import parts_of
 
 Source = clients.Source
 

@@ -28,11 +28,11 @@ from fedda.wire import Packed
 
 from . import fedavg
 from .base import lost
+from .shared.exchanging import Summing
+from .shared.shared_discriminator import Copy
 from .site import state
-from .site.exchanging import Summing
 from .site.memory import Network
 from .site.request import Numbers
-from .site.shared_discriminator import Copy
 
 
 class Pair(Summing):

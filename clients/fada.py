@@ -23,9 +23,9 @@ from fedda.wire import Packed
 from . import fdann
 from .base import lost
 from .fdann import StepNumbers
+from .shared.clusters import Gains
+from .shared.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site import state
-from .site.clusters import Gains
-from .site.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
 from .site.request import Numbers, Request
 
 

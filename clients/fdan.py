@@ -17,8 +17,8 @@ from fedda.wire import Packed
 
 from . import fdann
 from .fdann import StepNumbers
+from .shared.shared_discriminator import Witness
 from .site.request import Numbers
-from .site.shared_discriminator import Witness
 
 
 class Member(fdann.Member):

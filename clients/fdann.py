@@ -28,9 +28,9 @@ from fedda.train import seed_for, windows
 from fedda.wire import Packed
 
 from . import fedavg
-from .site.exchanging import Summing
+from .shared.exchanging import Summing
+from .shared.shared_discriminator import Copy
 from .site.request import Numbers
-from .site.shared_discriminator import Copy
 
 StepNumbers = dict[str, Any]  # of one step; tensors stay on the device until the round is over
 

@@ -16,8 +16,8 @@ from fedda.wire import Kind, Packed
 
 from . import fedavg
 from .base import Client
+from .shared.dictionary import AtomHeads, Dictionary
 from .site import state
-from .site.dictionary import AtomHeads, Dictionary
 from .site.request import Numbers, Request
 
 

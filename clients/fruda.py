@@ -23,9 +23,9 @@ from fedda.train import seed_for
 from fedda.wire import Packed
 
 from . import dils, fedavg
-from .site.overheard import Overheard
+from .shared.overheard import Overheard
+from .shared.shared_discriminator import Copy
 from .site.request import Numbers
-from .site.shared_discriminator import Copy
 
 logger = logging.getLogger("fedda.site")
 

@@ -17,7 +17,7 @@ from fedda.exchange import Stream
 
 from . import fdann
 from .fdann import StepNumbers
-from .site.shared_discriminator import Copy
+from .shared.shared_discriminator import Copy
 
 
 class Member(fdann.Member):

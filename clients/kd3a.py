@@ -19,8 +19,8 @@ from fedda.wire import Arrays, Kind, Packed, pack
 
 from . import fedavg
 from .base import Client
+from .shared.clusters import Gains
 from .site import leaving, tested
-from .site.clusters import Gains
 from .site.request import Numbers
 from .site.sealed import Received
 from .site.state import Kept

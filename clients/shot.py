@@ -23,9 +23,9 @@ from fedda.wire import Packed
 
 from . import fedavg
 from .base import Client, lost
+from .shared.side_by_side import NAMES, SHARES, Ensemble, fill, groups, parts_of
 from .site import state
 from .site.request import Numbers, Request
-from .site.side_by_side import NAMES, SHARES, Ensemble, fill, groups, parts_of
 from .site.tested import LOSS_MOST
 
 logger = logging.getLogger("fedda.site")

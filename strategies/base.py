@@ -125,24 +125,24 @@ class FedDA(Strategy):
         return self.stage.phase
 
     @property
-    def told(self) -> str:
-        """The number that each source says of its training: its loss, or with noise epsilon."""
+    def reported(self) -> str:
+        """The number that each source reports of its training: its loss, or with noise epsilon."""
         return "epsilon" if self.task.privacy.noise else "loss"
 
     def of_sources(
-        self, told: Mapping[str, float], weights: Mapping[str, float] | None = None
+        self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
     ) -> Numbers:
         """A round's number of its sources: the mean loss, or the largest epsilon.
 
         Args:
-            told: each source's `told`, by name.
+            reported: each source's `reported`, by name.
             weights: how much each source counts in the mean; they sum to 1. None: all alike.
         """
-        if self.told == "epsilon":
-            return {"epsilon": max(told.values())}
+        if self.reported == "epsilon":
+            return {"epsilon": max(reported.values())}
         if weights is None:
-            return {"loss": float(np.mean([told[name] for name in sorted(told)]))}
-        return {"loss": sum(weights[name] * told[name] for name in sorted(told))}
+            return {"loss": float(np.mean([reported[name] for name in sorted(reported)]))}
+        return {"loss": sum(weights[name] * reported[name] for name in sorted(reported))}
 
     @property
     def mail(self) -> Mail:

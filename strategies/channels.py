@@ -49,7 +49,7 @@ class Strategy(Protocol):
     @property
     def phase(self) -> Phase: ...
     @property
-    def told(self) -> str: ...
+    def reported(self) -> str: ...
     @property
     def mail(self) -> Mail: ...
     def model_for(self, node: Node) -> Packed: ...
@@ -71,7 +71,7 @@ class Strategy(Protocol):
     def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]: ...
     def enough(self, count: int) -> None: ...
     def of_sources(
-        self, told: Mapping[str, float], weights: Mapping[str, float] | None = None
+        self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
     ) -> dict[str, Any]: ...
 
 
@@ -82,7 +82,7 @@ class Mean:
     Attributes:
         model: the mean.
         weights: how much each source counts in it; they sum to 1.
-        numbers: what the sources told of their training, as the round's numbers.
+        numbers: what the sources reported of their training, as the round's numbers.
         beside: the reply of the site that was asked beside them; None if it gave no usable one.
     """
 
@@ -100,7 +100,7 @@ class OpenChannel:
 
     @property
     def least(self) -> int:
-        """The smallest number of sources in a round of which anything may or can be told."""
+        """The smallest number of sources in a round of which anything may or can be reported."""
         guard = self._of.setup.guard
         return least_for(guard.mean, guard.liars)
 
@@ -134,26 +134,26 @@ class OpenChannel:
         Raises:
             QuorumError: too few sources gave a usable reply.
         """
-        of, told, other = self._of, {}, None
+        of, reported, other = self._of, {}, None
         parts = fedavg.weights(torch.tensor([*counts.values()])).tolist()
         shares = dict(zip(counts, parts, strict=True))
         mean = mean_by(of.setup.guard, of.global_model.unpack())
-        for reply in of.accept(replies, {of.told}):
+        for reply in of.accept(replies, {of.reported}):
             if reply.node is beside:
                 other = reply
             else:
                 name = reply.node.name
-                told[name] = float(reply.numbers[of.told])
+                reported[name] = float(reply.numbers[of.reported])
                 mean.add(reply.model().unpack(), shares[name], name)
             del reply  # free it before the next one is fetched
-        of.enough(len(told))
+        of.enough(len(reported))
         model = mean.result()
         if isinstance(mean, RobustMean):
             weights = mean.shares
         else:
-            total = sum(shares[name] for name in sorted(told))
-            weights = {name: shares[name] / total for name in sorted(told)}
-        return Mean(model, weights, of.of_sources(told, weights), other)
+            total = sum(shares[name] for name in sorted(reported))
+            weights = {name: shares[name] / total for name in sorted(reported)}
+        return Mean(model, weights, of.of_sources(reported, weights), other)
 
     def onward(
         self, sources: Sequence[Reply], numbers: Mapping[str, float]
@@ -212,7 +212,7 @@ class MaskedChannel(OpenChannel):
         most, weight = max(counts.values()), sum(counts.values())
         like = of.model.unpack()
         total = MaskedSum(like, FixedPoint(like, len(group), most))
-        private, epsilon, other = of.told == "epsilon", {}, None
+        private, epsilon, other = of.reported == "epsilon", {}, None
         for reply in self._hidden(keys, group, most, {"epsilon"} if private else set()):
             if reply.node is beside:
                 other = reply

@@ -33,7 +33,7 @@ class KD3A(FedDA):
 
     def combine(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Algorithm 1, lines 6 to 16."""
-        sources = sorted(self.channel.each(replies, {self.told}), key=lambda r: r.node.name)
+        sources = sorted(self.channel.each(replies, {self.reported}), key=lambda r: r.node.name)
         self.enough(len(sources))
         models, numbers = self.channel.onward(sources, self.for_weighing(sources))
         needs = {"loss", "kept"}
@@ -93,8 +93,12 @@ class KD3A(FedDA):
 
     def _numbers(self, sources: Sequence[Reply], target: Reply) -> Numbers:
         """The round's numbers."""
-        told = {r.node.name: float(r.numbers[self.told]) for r in sources if self.told in r.numbers}
-        numbers = self.of_sources(told) if told else {}
+        reported = {
+            r.node.name: float(r.numbers[self.reported])
+            for r in sources
+            if self.reported in r.numbers
+        }
+        numbers = self.of_sources(reported) if reported else {}
         numbers["distillation"] = target.numbers["loss"]
         numbers["kept"] = target.numbers["kept"]
         if self.options.weighting == "focus":

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.site import clusters, disentangling
+from clients.shared import clusters, disentangling
 from clients.site.memory import resident
 from clients.site.tested import check_spread
 from fedda import models, plugins, records, wire

@@ -9,7 +9,7 @@ import torch
 from flwr.app import ConfigRecord, Message
 from safetensors.torch import load_file
 
-from clients.site.dictionary import Dictionary
+from clients.shared.dictionary import Dictionary
 from clients.site.memory import Site, resident
 from fedda import data, models, page, records, wire
 from fedda.algorithms import feddadil

@@ -203,8 +203,6 @@ NAMES_METHODS = {
     "fedda/cli/select.py": "the command takes the measurement of one method",
     "fedda/choose/candidates.py": "which methods are worth their price unasked was measured",
     "fedda/settings/presets.py": "values that papers give for their methods",
-    "clients/site/dictionary.py": "moves",
-    "clients/site/disentangling.py": "moves",
 }
 DECISION = "fedda/choose/verdict.py"  # choice.json has a `decision`, which is no method here
 
@@ -249,7 +247,7 @@ READERS = {
 # Expressions that look like labels of a site's images but are labels of atoms or a barycenter.
 OF_ATOMS = {
     "clients/feddadil.py": {"came['y']"},
-    "clients/site/dictionary.py": {"b.y", "gradients.y"},
+    "clients/shared/dictionary.py": {"b.y", "gradients.y"},
 }
 
 

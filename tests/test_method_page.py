@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clients.base import Client
-from clients.site.exchanging import Summing
+from clients.shared.exchanging import Summing
 from fedda.methods import Method, Phase, Stage
 from fedda.wire import Part
 from strategies.base import FedDA

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
+from clients.shared.side_by_side import groups, parts_of
 from clients.site.memory import resident
-from clients.site.side_by_side import groups, parts_of
 from fedda import models, plugins, records
 from fedda.algorithms import shot
 from fedda.config import ModelConfig

@@ -1,13 +1,25 @@
-"""What a site has with every method: data and models in memory, and files on its disk.
+"""What a site has with every method: data and models in memory, files on its disk, and its doors.
 
-memory                 its data, its models and their optimizers, and what stays from round to round
-blocks                 how it divides its images, so that no server can single one out
-tested                 what a test tells the server
-request                what it is asked, read from a message
-state                  the files that outlive a restart
-notes                  its notes about a training, which stay at the site
-before_after           a picture of these notes
-dictionary             its part of a dictionary of atoms
-exchanging             the base of clients that sum gradients with other sites in mid-round
-shared_discriminator   its copy of a discriminator that all sites move together
+memory         its data, its models and their optimizers, and what stays from round to round
+blocks         how it divides its images, so that no server can single one out
+reading        progress of its long work before it can train
+frozen         the frozen part of a pretrained network, run once per image
+shelf          the model of a test, kept until the next request trains with it
+state          the files that outlive a restart
+notes          its notes about a training, which stay at the site
+before_after   a picture of these notes
+request        what it is asked, read from a message
+doors          what may come in and what may leave: every request and every reply
+crafted        refuses models that were made to read images
+leaving        how its model leaves: as it is, under masks, or sealed
+sealed         models that only the target reads
+summed         its part in sums under masks
+remembered     to which groups of sites it has added, over all runs
+identity       who it is to the other sites, whatever the server says
+noised         DP-SGD, where the run or the site's policy asks for noise
+tested         what a test tells the server
+appraisal      what the last round's model is worth, in numbers
+last_step      the last step of a training, at the target alone
+teacher        a teacher that a target already has
+looked         what it tells of its data before any training
 """

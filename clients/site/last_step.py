@@ -66,7 +66,7 @@ def take(client: Refining) -> Refined | None:
     return made
 
 
-def told(client: Refining, made: Refined) -> Numbers:
+def reported(client: Refining, made: Refined) -> Numbers:
     """What a test says of a refined model without labels."""
     shares = {"changed": made.changed, "agreed": made.agreed}
     return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}

@@ -240,7 +240,7 @@ class After:
         site = load("clients", "site.memory").Site(
             {"role": "source", "name": name, "data": "", "device": "cpu"}
         )
-        made = load("clients", "site.dictionary").Dictionary(site, self.task, self.model, train)
+        made = load("clients", "shared.dictionary").Dictionary(site, self.task, self.model, train)
         return made, train, test
 
     def points(self, name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:

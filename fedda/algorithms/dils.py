@@ -24,7 +24,7 @@ from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, DiscriminatorConfig, Loss
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
-from fedda.methods import Method, Phase, Extent
+from fedda.methods import Extent, Method, Phase
 from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 
 

@@ -48,7 +48,7 @@ from fedda.adversarial.discriminators import DiscriminatorConfig
 from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
-from fedda.methods import Method, Phase, Extent
+from fedda.methods import Extent, Method, Phase
 from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
 
 

@@ -53,7 +53,7 @@ from fedda.adversarial.discriminators import (
 from fedda.adversarial.lazy import protect
 from fedda.config import TrainConfig, steps_per_window, unflatten, validate
 from fedda.errors import ConfigError, DataError
-from fedda.methods import Method, Extent
+from fedda.methods import Extent, Method
 from fedda.models import Model, as_inputs, evaluating
 from fedda.train import generator, seed_for
 

@@ -67,8 +67,8 @@ def _quality(results: read.Results) -> list[str]:
         known = [t["final_accuracy"] for t in trainings if t["final_accuracy"] is not None]
         found = [t["estimate"] for t in trainings if t.get("estimate")]
         accuracy = _over(known) if known else "not tested"
-        told = [t.get(read.REFINED) or {} for t in trainings]
-        refined = [t["accuracy"] for t in told if "accuracy" in t]
+        reported = [t.get(read.REFINED) or {} for t in trainings]
+        refined = [t["accuracy"] for t in reported if "accuracy" in t]
         rows.append([read.title(results, method), accuracy, _over(refined) if refined else ""])
         rows[-1].append(_estimated(found))
     heads = ["", "accuracy at the target", "refined there", "estimate without labels"]

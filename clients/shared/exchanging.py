@@ -13,7 +13,7 @@ from fedda.exchange.masked import GradientPoint, MaskedGroup
 from fedda.train import joined, seed_for, windows
 
 from ..base import Client
-from .request import Exchange
+from ..site.request import Exchange
 
 
 class Summing(Client):

@@ -21,7 +21,7 @@ from fedda.adversarial.lazy import LazySync
 from fedda.maths import fourier
 from fedda.wire import Kind, Packed
 
-from .state import Kept
+from ..site.state import Kept
 
 
 class Copy:

@@ -12,8 +12,8 @@ from fedda.maths.ensemble import Heads, SideBySide
 from fedda.models import Model
 from fedda.wire import Packed
 
-from . import state
-from .memory import Network
+from ..site import state
+from ..site.memory import Network
 
 # Keys under which a state has the models' names, in their order, and the target's class shares.
 NAMES, SHARES = "names", "shares"

@@ -22,8 +22,8 @@ from fedda.models import Extension, Model, evaluating
 from fedda.settings import Task
 from fedda.train import generator
 
-from . import state
-from .memory import Site
+from ..site import state
+from ..site.memory import Site
 
 logger = logging.getLogger("fedda.site")
 

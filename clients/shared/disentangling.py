@@ -24,7 +24,7 @@ from fedda.models import evaluating
 from fedda.train import learning_rate, make_optimizer, seed_for
 
 from ..base import Client
-from .memory import Network
+from ..site.memory import Network
 
 NEW_LAYERS = 10  # learning rate of new layers in units of that of pretrained ones, as in FADA
 INVARIANT = "disentangler-invariant"  # name under which a site keeps the branch of f_di
