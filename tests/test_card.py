@@ -133,6 +133,19 @@ def test_without_tests_and_baseline_it_says_so(folder: Path) -> None:
     assert "gone wrong: loss (1)" in text and "anna" not in text
 
 
+@pytest.mark.parametrize(
+    ("method", "others", "alone"),
+    [("adabn", (), True), ("fedavg", (), False), ("fdann", ("kd3a",), False)],
+)
+def test_a_gain_is_known_beside_another_method_alone(
+    folder: Path, method: str, others: tuple[str, ...], alone: bool
+) -> None:
+    results = read.load(folder)
+    trainings = results["trainings"]["kd3a"]
+    results |= {"method": method, "trainings": dict.fromkeys((method, *others), trainings)}
+    assert ("No baseline was trained" in card(results, defaults())) == alone
+
+
 def test_the_layout_of_the_hub(folder: Path, tmp_path: Path) -> None:
     """A training of the run, with the run's card; a folder that holds something is refused."""
     out = tmp_path / "hub"

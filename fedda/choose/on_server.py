@@ -4,7 +4,7 @@ The operator has no site's data. So the sites and their network are learnt from 
 and the target itself says how its trainings' models agree on its images (`run.beside`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from fedda import models, plugins
 from fedda.comparison import Cell, Plan, Variant
-from fedda.comparison.cells import Notify
+from fedda.comparison.cells import Notify, of_journal
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.library.beginning import Launch, beginning
@@ -26,7 +26,7 @@ LOOK = "look"  # the folder of the first round
 
 # Starts a run on the server and calls a listener with each event until the run has ended. Raises
 # a FeddaError if it failed, and KeyboardInterrupt after it has ended the run at Ctrl-C.
-Submit = Callable[[RunConfig, Launch, Path, Callable[[dict[str, Any]], None]], None]
+Submit = Callable[[RunConfig, Launch, Path, Callable[[Mapping[str, Any]], None]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +100,15 @@ class LivePlan(Plan):
             self.config(cell)
             self.results(cell)
 
-    def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
-        """Train the unfinished cells, one after another -> errors by cell."""
-        self.begin()
-        failed: dict[Cell, str] = {}
-        for cell in [cell for cell in self.cells() if self.results(cell) is None]:
+    def execute(self, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:
+        """Train cells, one after another."""
+        for cell in cells:
             error = None
             try:
                 self.train(cell, notify)
             except FeddaError as trouble:  # one training's trouble must not end the others
-                error = failed[cell] = str(trouble)
+                error = str(trouble)
             notify("done", cell, error)
-        return failed
 
     def train(self, cell: Cell, notify: Notify) -> None:
         """Train one cell; if it was begun before, resume it.
@@ -126,14 +123,8 @@ class LivePlan(Plan):
         beside = ",".join(done[-MOST_BESIDE:])
         run = config.run.model_copy(update={"resume": resume, "beside": beside})
         config = config.model_copy(update={"run": run})
-
-        def listen(event: dict[str, Any]) -> None:
-            if event["event"] in ("training", "round"):
-                kind = "begin" if event["event"] == "training" else "round"
-                notify(kind, cell, event["round"])
-
         with nullcontext() if resume else beginning(config, self.launch):
-            self.submit(config, self.launch, folder, listen)
+            self.submit(config, self.launch, folder, of_journal(cell, notify))
 
     def sites(self, cell: Cell) -> list[dict[str, Any]]:
         """None are known here: they are those that have joined."""

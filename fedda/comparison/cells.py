@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,16 @@ class Cell:
 # Called with an event, its cell and a value: "begin" with the number of rounds that an earlier try
 # finished, "round" with the round's number, "done" with an error or None.
 Notify = Callable[[str, Cell, Any], None]
+
+
+def of_journal(cell: Cell, notify: Notify) -> Callable[[Mapping[str, Any]], None]:
+    """Listens to the journal of a cell's run: passes on that it begins, and each of its rounds."""
+
+    def listen(event: Mapping[str, Any]) -> None:
+        if event["event"] in ("training", "round"):
+            notify("begin" if event["event"] == "training" else "round", cell, event["round"])
+
+    return listen
 
 
 def _plain(name: str) -> str:

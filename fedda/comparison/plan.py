@@ -322,7 +322,6 @@ class Plan:
             raise RunError("Flower's simulation uses all cores by itself; give --jobs 1 with it.")
         self.check()
         self.begin()
-        open_cells = [cell for cell in self.cells() if self.results(cell) is None]
         failed: dict[Cell, str] = {}
 
         def listen(what: str, cell: Cell, value: Any) -> None:
@@ -330,13 +329,17 @@ class Plan:
                 failed[cell] = value
             notify(what, cell, value)
 
+        self.execute([cell for cell in self.cells() if self.results(cell) is None], jobs, listen)
+        return failed
+
+    def execute(self, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:
+        """Train cells, and tell of each, also when it is done."""
         # Flower allows one simulation per process, so each gets a process of its own.
         if jobs == 1 and self.engine == "process":
-            for cell in open_cells:
-                workers.train(self, cell, listen)
-        elif open_cells:
-            workers.in_parallel(self, open_cells, min(jobs, len(open_cells)), listen)
-        return failed
+            for cell in cells:
+                workers.train(self, cell, notify)
+        elif cells:
+            workers.in_parallel(self, cells, min(jobs, len(cells)), notify)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

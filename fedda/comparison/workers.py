@@ -23,7 +23,7 @@ from fedda.ops.lock import GoingOnError
 from fedda.results.read import begun
 from fedda.settings import RunConfig
 
-from .cells import Cell, Notify
+from .cells import Cell, Notify, of_journal
 
 ERROR, LOG = "error.txt", "log.txt"  # in a cell's folder, about its last try
 KEPT = (".model.safetensors", ".refined.safetensors")  # endings of a site's finished models
@@ -83,15 +83,9 @@ def train(plan: WorkerTrainings, cell: Cell, notify: Notify) -> None:
 
 def _simulate(plan: WorkerTrainings, cell: Cell, notify: Notify) -> None:
     folder, config, sites = plan.folder(cell), plan.config(cell), plan.sites(cell)
-
-    def listen(event: dict[str, Any]) -> None:
-        if event["event"] in ("training", "round"):
-            kind = "begin" if event["event"] == "training" else "round"
-            notify(kind, cell, event["round"])
-
     run = config.run.model_copy(update={"resume": begun(folder)})
     config = config.model_copy(update={"run": run})
-    journal = load("server", "journal").Journal(folder / "journal.jsonl", listen)
+    journal = load("server", "journal").Journal(folder / "journal.jsonl", of_journal(cell, notify))
     plan.note(cell, sites)
     load("server", "simulation").simulate(config, sites, journal, plan.engine)
     # A finished training needs no checkpoints, and of its sites only the models that stay there.
