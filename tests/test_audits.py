@@ -331,9 +331,8 @@ def test_only_a_method_with_atoms_is_attacked_by_coordinates(tmp_path: Path) -> 
     atoms = z, torch.full((2, 20, 3), 1 / 3)
     about = {"options": feddadil.Config(samples=20), "atoms": atoms, "sites": 9}
     found = errors(properties.leaked(s, method=feddadil.METHOD, **about))
-    assert set(found) == {"coordinates", "guess"} and 0 <= found["coordinates"] <= 1
-    with pytest.raises(DataError, match="no vote and no atoms"):
-        properties.leaked(s, method=fedavg.METHOD, **about)
+    others = errors(properties.leaked(s, method=fedavg.METHOD, **about))
+    assert set(found) - set(others) == {"coordinates"} and 0 <= found["coordinates"] <= 1
 
 
 def subject_features(s: Subject) -> Tensor:
