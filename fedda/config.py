@@ -46,7 +46,7 @@ class Inputs(NamedTuple):
     Attributes:
         shape: of one input, (channels, H, W) or (d,); with `indicator`, d counts both columns.
         resize: how images come to that size.
-        window: the gray values that become black and white, or `own`.
+        window: the gray values that become black and white, or how vectors are scaled.
         missing: what becomes of gaps in vectors.
         columns: names of the columns of vectors (`fedda.data.naming.brief`); none: not known.
     """
@@ -103,7 +103,8 @@ class InputConfig(Section):
         description="low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that "
         "become black and white, the same at all sites, such as -160,240; empty: all values that "
         "the file's bits can hold, or a DICOM file's own window; own: of vectors, each site's own "
-        "mean and deviation become 0 and 1",
+        "mean and deviation become 0 and 1; age=54/9, chol=240/50: of tables, the same mean and "
+        "deviation of a column at all sites do",
     )
 
     missing: Missing = Field(
@@ -112,6 +113,19 @@ class InputConfig(Section):
         "column at the site itself; indicator: with its mean, and each column gets another that is "
         "1 at its gaps, at all sites, so vectors are twice as long",
     )
+    categories: str = Field(
+        default="",
+        max_length=10_000,
+        description="the values of tables' columns of texts, the same at all sites, such as "
+        "sex=female|male, thal=normal|fixed|reversible: two become 0 and 1, more a column each; a "
+        "value that is not listed is refused, or missing where input.missing fills",
+    )
+
+    @field_validator("categories")
+    @classmethod
+    def _are_categories(cls, text: str) -> str:
+        categories_of(text)
+        return text
 
     @field_validator("window")
     @classmethod
@@ -541,7 +555,7 @@ def suspect(shape: Sequence[int], window: str) -> str:
         shape: of one input.
         window: `input.window`.
     """
-    if len(shape) == 1 and window == OWN:
+    if len(shape) == 1 and (window == OWN or scales_of(window)):
         return ""
     vectors = len(shape) == 1
     odd = "vectors in raw units" if vectors else "images that use a small part of their range"
@@ -549,13 +563,32 @@ def suspect(shape: Sequence[int], window: str) -> str:
     return f"{odd} do that, too: `fedda data check` at a site says whether it has such, and {way}"
 
 
-def window_of(text: str) -> tuple[float, float] | None:
-    """The values that become black and white, from `low,high`; None from an empty text, or OWN.
+def scales_of(window: str) -> dict[str, tuple[float, float]]:
+    """Mean and deviation of columns, by name, from `age=54/9, chol=240/50`; of other windows none.
 
     Raises:
-        ValueError: it is neither, or low is not below high.
+        ValueError: it is no such list, but has a =.
     """
-    if not text or text == OWN:
+    found: dict[str, tuple[float, float]] = {}
+    for part in window.split(",") if "=" in window else ():
+        column, _, scale = part.strip().rpartition("=")
+        try:
+            mean, deviation = map(float, scale.split("/"))
+        except ValueError:
+            mean = deviation = math.nan
+        if not column or column in found or not (math.isfinite(mean) and 0 < deviation < math.inf):
+            raise ValueError("give the mean and deviation of each column, as age=54/9, chol=240/50")
+        found[column] = mean, deviation
+    return found
+
+
+def window_of(text: str) -> tuple[float, float] | None:
+    """The values that become black and white, from `low,high`; None if nothing is said of gray.
+
+    Raises:
+        ValueError: it is no window, or low is not below high.
+    """
+    if not text or text == OWN or scales_of(text):
         return None
     parts = text.split(",") if len(text) <= 64 else []
     try:
@@ -565,6 +598,26 @@ def window_of(text: str) -> tuple[float, float] | None:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError("low must be below high, and both finite")
     return low, high
+
+
+def categories_of(text: str) -> dict[str, tuple[str, ...]]:
+    """The values of columns, by name, from `sex=female|male, thal=normal|fixed|reversible`.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for part in text.split(",") if text.strip() else ():
+        column, _, values = (each.strip() for each in part.partition("="))
+        several = tuple(each.strip() for each in values.split("|"))
+        different = {"".join(each.lower().split()) for each in several} - {""}
+        if not column or column in found or not 1 < len(several) == len(different):
+            raise ValueError(
+                "give each column once, with two or more different values, as "
+                "sex=female|male, thal=normal|fixed|reversible"
+            )
+        found[column] = several
+    return found
 
 
 def is_site_name(name: str) -> bool:

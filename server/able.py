@@ -64,8 +64,8 @@ def _of_data(sites: list[str], task: Task) -> str:
         f"{', '.join(sites)} cannot use {'its' if one else 'their'} data in this run, and only "
         f"{'its' if one else 'their'} own log says why: labelled tests must be of the run's "
         f"classes ({', '.join(task.names)}), images whose gray values are signed or of 32 bits "
-        "need input.window, and vectors with gaps need input.missing. Mend it there, and begin the "
-        "run again."
+        "need input.window, vectors with gaps input.missing, and columns of texts "
+        "input.categories. Mend it there, and begin the run again."
     )
 
 

@@ -242,7 +242,8 @@ def rehearse(
     targets = sequence.order(config, members)
     for node in members.nodes:
         if node.role == "source" or (node.name in targets and config.run.evaluate):
-            found[node.name].check_fit(members.classes, config.input.window, config.input.missing)
+            about = config.input.window, config.input.missing, members.columns
+            found[node.name].check_fit(members.classes, *about)
         found[node.name].check_size(2)  # BatchNorm cannot learn from one image
     for method, target in product(config.trainings, targets):
         aim = sequence.facing(config, method, members, target, targets)

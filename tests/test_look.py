@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from clients.site import looked
 from clients.site.memory import resident
 from fedda import records, wire
 from fedda.cli import app
+from fedda.config import scales_of
 from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
 from fedda.look.advice import compared, settings
@@ -618,6 +620,12 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     odd = replace(tells("u", unit), columns=names)
     assert "u has another value range in salt:" in text(a, b, odd)
     assert settings([a, b]) and not settings([a, replace(b, columns=names[::-1])])
+    (scale,) = re.findall(r'-c input.window="(.*?)"', text(a, b))
+    assert [*scales_of(scale)] == [*names]
+    mean, deviation = scales_of(scale)["chol"]
+    assert mean == pytest.approx(50, abs=2) and deviation == pytest.approx(10, abs=2)
+    unnamed = (replace(each, columns=()) for each in (a, b))
+    assert 'input.window="' not in text(*unnamed)
     other = replace(b, columns=("age", "chol", "zinc"))
     assert "Beside a, b has the columns 'zinc', and lacks 'salt': no run" in text(a, other)
 

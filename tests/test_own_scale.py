@@ -1,9 +1,11 @@
 """`input.window=own`: each site scales its own vectors, in training, tests and predictions."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 import fedda
 from fedda import data
 from fedda.cli import app
+from fedda.config import scales_of, window_of
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
 from fedda.errors import ConfigError, DataError
@@ -105,3 +108,54 @@ def test_it_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
         RunConfig.parse(
             {"input.window": "own", "privacy.noise": 1.0, "model.norm": "group", "method": "fedavg"}
         )
+
+
+SCALE = "age=50/10, sugar=5/2"
+
+
+def test_a_scale_by_hand() -> None:
+    assert scales_of(SCALE) == {"age": (50.0, 10.0), "sugar": (5.0, 2.0)}
+    assert scales_of("own") == scales_of("0,255") == {} and window_of(SCALE) is None
+    reading = Reading().within(SCALE, "mean", ("age", "ill", "sugar"))
+    x = torch.tensor([[60.0, 1.0, 1.0], [40.0, 0.0, math.nan]]).repeat(20, 1)
+    scaled = OwnColumns(x, "x", reading)(x)
+    assert scaled[:2].tolist() == [[1.0, 1.0, -2.0], [-1.0, 0.0, -2.0]]
+    for odd in ("age=50", "age=50/0", "age=a/b", "age=50/10,age=50/10", "=5/2", "age=nan/1"):
+        with pytest.raises(ConfigError, match="mean and deviation of each column"):
+            RunConfig.parse({"input.window": odd})
+
+
+def test_one_scale_for_all_keeps_what_differs_between_sites(tmp_path: Path) -> None:
+    """Nearly all are ill in the west, which its own mean would hide."""
+    shares, frames = {"east": 0.5, "north": 0.4, "west": 0.95}, {}
+    for seed, (name, ill) in enumerate(shares.items()):
+        draws = np.random.default_rng(seed)
+        y = draws.random(200) < ill
+        x = pd.DataFrame({"age": draws.normal(50, 10, 200), "sugar": 5 + 4 * y})
+        x["sugar"] += draws.normal(0, 1.5, 200)
+        labels = np.where(y, "ill", "well")
+        frames[name] = (x, labels, (x, labels)) if name == "west" else (x, labels)
+
+    def accuracy(window: str) -> Any:
+        about: Any = {"preset": "table", "quiet": True, "run_refine": "none"}
+        place = tmp_path / str(len(window))
+        return fedda.simulate(
+            frames, "west", "fedavg", dir=place, input_window=window, train_lr=0.05, **about
+        )
+
+    own, run = accuracy("own"), accuracy(SCALE)
+    assert run.results.accuracy > own.results.accuracy + 0.15
+    few = frames["west"][0][:5]  # a few rows need no others for a mean
+    assert len(run.model.predict(few)) == 5
+    with pytest.raises(DataError, match="too few"):
+        own.model.predict(few)
+
+
+def test_a_scale_needs_the_names_of_columns(place: Path) -> None:
+    with pytest.raises(DataError, match="no names of its columns"):
+        data.load_source(place, reading=Reading(window=SCALE))
+    config = RunConfig.parse({"input.window": SCALE})
+    with pytest.raises(ConfigError, match="scales the column 'sugar', which"):
+        config.task("fedavg", 0, (2,), ["a", "b"], 3, columns=("age", "weight"))
+    with pytest.raises(ConfigError, match="is for vectors"):
+        config.task("fedavg", 0, (1, 8, 8), ["a", "b"], 3)

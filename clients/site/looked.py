@@ -8,6 +8,7 @@ chooses nothing of it: no model, no columns, no sizes.
 import json
 import logging
 from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,7 +58,10 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     x = torch.empty(0)
     if not about.needs_window:  # else only a run says how dark and bright its images are
         form = Form(size=size, cache=site.cache, gray=site.reading.gray, notice=logger.debug)
+        form = replace(form, texts=bool(about.texts))
         x = open_site(site.path, site.reading).target(form, None).x  # no label is read
+        for column in _texts(about):
+            x[:, column] = torch.nan  # it would tell how many have the first in the alphabet
     marks = np.frombuffer(b"".join(Unlabelled(x).digests()), np.uint64)[::2]
     if (before := _recalled(site, marks)) is not None:
         return before
@@ -72,6 +76,12 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     arrays = {"look": statistics(x[chosen], site.noise, draws)} if len(x) >= _least(site) else {}
     _remember(site, marks, arrays, told.table())
     return arrays, told.table()
+
+
+def _texts(about: data.Description) -> list[int]:
+    """Where columns of texts are, by their place."""
+    names = [part.partition("=")[0] for part in about.texts]
+    return [i for i, name in enumerate(about.columns) if name in names]
 
 
 def _least(site: Site) -> int:

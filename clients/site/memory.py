@@ -13,7 +13,7 @@ from torch import nn, optim
 
 from fedda import __version__, data, models, plugins, wire
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, Inputs
-from fedda.data import naming
+from fedda.data import categories, naming
 from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
@@ -185,7 +185,8 @@ class Site:
         if self._described is None:
             self.offer()
         assert self._described is not None
-        self._described.check_fit(task.names, task.window, task.missing)
+        about = task.window, task.missing, task.inputs.columns
+        self._described.check_fit(task.names, *about)
         counts = self._described.counts
         if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
             names = listed([naming.quoted(name) for name in lacks])  # a server chose them
@@ -282,9 +283,14 @@ class Site:
         """How images and vectors are converted.
 
         Which columns of a table are taken, and in which order, is the site's choice: it has offered
-        their names, and no run chooses among them.
+        their names, and no run chooses among them. A run says how to code those of texts.
         """
-        form = self.reading.form(inputs._replace(columns=()))
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        own = self._described.columns
+        columns = inputs.columns if categories.are_of(inputs.columns, own) else ()
+        form = self.reading.form(inputs._replace(columns=columns))
         return form | {"cache": self.cache, "notice": self._say}
 
     def evaluation(self, inputs: Inputs, classes: tuple[str, ...]) -> "data.Labelled | None":

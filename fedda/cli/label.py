@@ -34,6 +34,15 @@ def label(
             metavar="RUN|FILE", help="Judge this model by the labels; can be given several times."
         ),
     ] = None,
+    id_column: Annotated[
+        str,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="Name rows also by this column of a table, as --columns id=COLUMN does.",
+            show_default=False,
+        ),
+    ] = "",
     *,
     reading: "Reading",
 ) -> None:
@@ -43,8 +52,9 @@ def label(
 
       fedda label --target ./clinic-b --n 50 --out ./clinic-b-labels
 
-    FOLDER then has the images as numbered PNG files and labels.csv, in random order. Fill in its
-    column `label` from the top, as far as you like, with the names of the classes. Then:
+    FOLDER then has the images as numbered PNG files and labels.csv, in random order; rows of a
+    table have its own id in the column `key`, too. Fill in the column `label` from the top, as far
+    as you like, with the names of the classes. Then:
 
       fedda label --target ./clinic-b --out ./clinic-b-labels --model runs/kd3a --model runs/fedavg
 
@@ -52,6 +62,7 @@ def label(
     You may look, label more and look again: the intervals hold for all looks together.
     """
     with clear_exit():
+        reading = reading.with_id(id_column)
         if model:
             _judge(target, out, [model_file(path) for path in model], reading)
         else:
@@ -61,6 +72,7 @@ def label(
 def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:
     from fedda.choose import labelled
     from fedda.data import describe, identities, load_target
+    from fedda.data import keys as keys_of
     from fedda.data import names as names_of
 
     if out.exists() and any(out.iterdir()):
@@ -78,10 +90,17 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
         _pictures(x[list(drawn.images)], [out / name for name in names])
     with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["image", "file", "label"])
         called = names_of(target, reading)  # as `fedda predict` calls them
-        rows = ((name, cell(called[i])) for name, i in zip(names, drawn.images, strict=True))
-        writer.writerows([name if images else "", file, ""] for name, file in rows)
+        own = keys_of(target, reading)
+        if (wanted := reading.named.get("id")) and not own:
+            raise ConfigError(
+                f"--id is {wanted}, but {target} is no table with such a column; give one that it "
+                "has, or leave it out."
+            )
+        writer.writerow(["image", "file", *(["key"] if own else []), "label"])
+        for name, i in zip(names, drawn.images, strict=True):
+            key = [cell(own[i])] if own else []
+            writer.writerow([name if images else "", cell(called[i]), *key, ""])
     drawn.write(out)
     what = "images" if images else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedda.data import naming
+from fedda.data import categories, naming
 from fedda.data.cache import key_of
 from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
@@ -51,8 +51,11 @@ class ArrayFile:
             npz = Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
         if not (needs := self._reading.needs):
             return npz
-        own = naming.brief(npz.named)
-        if own and (other := naming.unlike(own, needs)):
+        own, named = naming.brief(npz.named), npz.named
+        if named and own != needs and categories.taken(needs, named) == named:
+            fills = self._reading.fills
+            npz.coding = categories.Coding(named, needs, npz.texts, self.path, fills)
+        elif own and (other := naming.unlike(own, needs)):
             with npz:
                 raise DataError(
                     f"{self.path} has {other}, and the model takes columns by name: "
@@ -106,6 +109,11 @@ class ArrayFile:
             before = f"{x}/" if npz.has("x_test") and not self._split else ""
             return [f"{before}{i}" for i in range(npz.shape(x)[0])]
 
+    def keys(self) -> list[str]:
+        """What the file itself calls each training example, in their order; none if it does not."""
+        with self.opened() as npz:
+            return npz.row_keys(_train(npz, self._split))
+
     def columns(self, d: int) -> tuple[str, ...]:
         """The names of the columns of vectors of d numbers."""
         with self.opened() as npz:
@@ -155,11 +163,17 @@ class ArrayFile:
                 classes = () if y_test is None else _present(npz.classes("y_test", y_test), y_test)
             warnings = odd_classes(counts) if counts else []
             warnings += npz.odd_columns(x, y)
+            if texts := npz.listed_texts:
+                warnings.append(f"{categories.refused(self.path, texts)}")
             test = Gaps.none(len(train.seen)) if y_test is None else npz.gaps("x_test")
             warnings += warnings_of(train, test, names)
             if npz.has("x_test") and x != "x_test":
                 warnings += _test_warnings(npz, (n, *shape))
-            used = {"classes", "columns", "y_test", f"y{x[1:]}"} | npz.used(x) | npz.used("x_test")
+            used = (
+                {"classes", "columns", "texts", "y_test", f"y{x[1:]}"}
+                | npz.used(x)
+                | npz.used("x_test")
+            )
             if unused := [key for key in npz.keys if key not in used]:
                 warnings.append(f"{self.path}: these arrays are passed over: {listed(unused)}")
         return Description(
@@ -175,11 +189,14 @@ class ArrayFile:
             gaps=train.rows + test.rows,
             empty=tuple(names[i] for i in train.empty),
             columns=naming.brief(own),
+            texts=texts,
         )
 
 
 def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
     """The examples `x` in a form, in memory or in the form's cache."""
+    if not form.texts:
+        npz.check_texts()
     n, *one = npz.shape(x)
     if len(one) == 3:
         one = [form.channels or one[0], *([form.size] * 2 if form.size else one[1:])]

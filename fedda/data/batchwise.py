@@ -87,7 +87,7 @@ def batches(
     if len(shape) == 1 and reading.missing == INDICATOR:
         shape = (shape[0] // 2,)  # the other half are the indicators
     own = None
-    if reading.own or (reading.fills and len(shape) == 1):
+    if reading.own or (len(shape) == 1 and (reading.fills or reading.scales)):
         found = _batches(like or path, shape, batch, resize, reading)
         own = own_columns(torch.cat([each.examples.x for each in found]), like or path, reading)
     for some in _batches(path, shape, batch, resize, reading):
@@ -124,6 +124,7 @@ def _rows(
 ) -> Iterator[Batch]:
     path = site.path
     with site.opened() as npz:
+        npz.check_texts()
         arrays = [x for x in only if npz.has(x)]
         if not arrays:
             raise DataError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fedda.config import OWN, REFUSE, Inputs, Missing, Resize, window_of
+from fedda.config import OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
 from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 
@@ -31,7 +31,8 @@ class Reading:
             white. 0: as many as each file stores (`fedda.data.depth`).
         skip_broken: whether images that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
-        window: the run's `input.window`: low,high, own or empty. It replaces `gray_bits`.
+        window: the run's `input.window`: low,high, own, scales of columns, or empty. It replaces
+            `gray_bits`.
         columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`,
             and which of its numbers to take, as `values=age+weight`.
         missing: the run's `input.missing`: what becomes of gaps in vectors.
@@ -107,6 +108,18 @@ class Reading:
             raise ConfigError(f"The window is {window!r}; {error}.") from None
         return replace(self, window=window or self.window, missing=missing, needs=needs)
 
+    def with_id(self, column: str) -> "Reading":
+        """The same with a table's column that names its rows; an empty name leaves that as it is.
+
+        Raises:
+            ConfigError: another column is given for that already, or it is no name of one.
+        """
+        if not column:
+            return self
+        made = replace(self, columns=",".join(filter(None, [self.columns, f"id={column}"])))
+        assert made.named is not None  # raises ConfigError
+        return made
+
     def of_model(self, inputs: Inputs) -> "Reading":
         """The same for what a model, or a run, takes."""
         return self.within(inputs.window, inputs.missing, inputs.columns)
@@ -121,6 +134,11 @@ class Reading:
     def own(self) -> bool:
         """Whether vectors are scaled by the site's own mean and deviation."""
         return self.window == OWN
+
+    @property
+    def scales(self) -> Mapping[str, tuple[float, float]]:
+        """The mean and deviation that columns have at all sites; none: the run says nothing."""
+        return scales_of(self.window)
 
     @property
     def fills(self) -> bool:
@@ -196,6 +214,7 @@ class Form:
         gray: how gray of more than 8 bits becomes 8 (`Reading.gray`).
         notice: called with a sentence about images that look odd once all are decoded; None
             writes it to the log.
+        texts: whether columns of texts, which a run codes, come as numbers of the file's own.
     """
 
     channels: int = 0
@@ -204,6 +223,7 @@ class Form:
     cache: "Cache | None" = None
     gray: Gray = AS_STORED
     notice: Callable[[str], object] | None = None
+    texts: bool = False
 
 
 def scaled(width: int, height: int, size: int) -> tuple[int, int]:

@@ -71,7 +71,7 @@ def load_source(
             bits is read.
         notice: called with a sentence about images that look odd; by default it is logged.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
+    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
     site = open_site(path, reading)
     return _own(site, site.source(form, progress), reading, notice)
 
@@ -92,7 +92,7 @@ def load_target(
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
+    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
     site = open_site(path, reading)
     return _own(site, site.target(form, progress), reading, notice)
 
@@ -124,7 +124,7 @@ def load_evaluation(
         reading: as in `load_source`.
         notice: as in `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _quiet if reading.own else notice)
+    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
     site = open_site(path, reading)
     test = site.evaluation(form, progress)
     if test is None:
@@ -154,8 +154,9 @@ def _own(
     return own.of(found)
 
 
-def _quiet(text: str) -> None:
-    """Say nothing: what each site scales by itself may have any scale."""
+def _heard(notice: Notice, reading: Reading) -> Callable[[str], object]:
+    """Who is told of odd values: nobody where each column is scaled, as it may have any scale."""
+    return logger.debug if reading.own or reading.scales else notice or logger.warning
 
 
 def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Description:
@@ -221,7 +222,7 @@ def _verified(
     if known and state and known.is_file() and known.read_text(errors="replace") == state:
         return found
     if isinstance(site, ArrayFile):
-        site.check(progress, _quiet if reading.own else odd.append)
+        site.check(progress, _heard(odd.append, reading))
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
         size = 8 if found.kind == "image" and found.path.is_dir() else 0
@@ -271,6 +272,15 @@ def names(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
     return open_site(path, reading).names()
 
 
+def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
+    """What a table itself calls each example that a target trains on, as `names` has them.
+
+    There are none of data that are no table, or that name no rows.
+    """
+    site = open_site(path, reading)
+    return site.keys() if isinstance(site, ArrayFile | Table) else []
+
+
 def _shared(site: Site) -> str:
     """A warning about test examples that are training examples, too; empty if there are none."""
     tests = site.tests()
@@ -312,6 +322,8 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
         return ArrayFile(numbers, reading)
     if parts_of(path, reading, inside):
         return Table(path, reading)
+    if path.suffix.lower() == ".zip":
+        raise DataError(f"{path} is an archive: unpack it, and give the folder that comes of it")
     if path.is_file():
         raise DataError(
             f"{path} is neither a folder nor an .npz file, nor a table (.csv, .parquet) "

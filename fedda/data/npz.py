@@ -6,6 +6,7 @@
     labels   integer (N,), from 0
     classes  optional, C strings: the name of each label
     columns  optional, d strings: the name of each number of a vector
+    texts    optional, strings: a column's name and, a line each, the texts that its numbers mean
 
 A gap in vectors is NaN; infinite values are refused.
 
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import naming, npy, room, sparse
+from fedda.data.categories import Coding, Texts, listed_as, refused, undeclared
 from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.naming import listed
 from fedda.errors import DataError
@@ -41,7 +43,13 @@ _UNREADABLE += (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 
 
 class Npz:
-    """An open .npz file; every problem with it is a DataError that names it."""
+    """An open .npz file; every problem with it is a DataError that names it.
+
+    Attributes:
+        coding: what makes the model's columns of the file's; None: they are the same.
+    """
+
+    coding: Coding | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,6 +79,11 @@ class Npz:
 
     def shape(self, x: str) -> tuple[int, ...]:
         """(N, channels, H, W) or (N, d) of the examples `x`, without reading them."""
+        shape = self._stored(x)
+        return shape if self.coding is None else (shape[0], len(self.coding.names))
+
+    def _stored(self, x: str) -> tuple[int, ...]:
+        """The same as it lies in the file."""
         if x not in self.keys:
             return self._csr_shape(x)
         stored, dtype = self._header(x)
@@ -97,9 +110,10 @@ class Npz:
             x: the name of the array.
             batch: n is a multiple of it, but for the last.
         """
-        shape = self.shape(x)
+        shape = self._stored(x)
         if len(shape) == 2:
-            yield from self._finite(x, self._vectors(x, *shape, batch))
+            found = self._finite(x, self._vectors(x, *shape, batch))
+            yield from found if self.coding is None else self.coding.every(found)
             return
         for images in self._rows(x, batch):  # (n, H, W) or (n, H, W, channels)
             images = images.reshape(*images.shape[:3], shape[1]).transpose(0, 3, 1, 2)
@@ -112,7 +126,32 @@ class Npz:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The names of the columns of vectors, as the file itself gives them; none: it does not."""
+        """The names of the columns of vectors; none: the file gives none."""
+        return self._named() if self.coding is None else self.coding.names
+
+    @property
+    def texts(self) -> Texts:
+        """The texts that numbers in the file's columns mean."""
+        if "texts" not in self.keys or self._header("texts")[1].kind != "U":
+            return {}
+        return {name: of for name, *of in (str(t).split("\n") for t in self._array("texts").flat)}
+
+    @property
+    def listed_texts(self) -> tuple[str, ...]:
+        """The columns of texts with their values, as a run lists them."""
+        return tuple(listed_as(*each) for each in self.texts.items())
+
+    def check_texts(self) -> None:
+        """Refuse columns of texts that the run does not code.
+
+        Raises:
+            DataError: there are some.
+        """
+        if parts := undeclared(self.listed_texts, self.named):
+            raise refused(self.path, parts)
+
+    def _named(self) -> tuple[str, ...]:
+        """The names of the file's own columns."""
         if "columns" not in self.keys or self._header("columns")[1].kind != "U":
             return ()
         return tuple(map(str, self._array("columns").flat))

@@ -3,7 +3,8 @@
     label   the class: a text, or a whole number (`fedda.data.naming`)
     split   optional: train or test; without it all rows are training examples
     id      optional, or key: what predictions call the row beside its number
-    others  numbers, in the order of their names: the same names at all sites
+    others  numbers, in the order of their names: the same names at all sites; or a few texts, which
+            a run turns into numbers (`fedda.data.categories`)
 
 A table is one of numbers if it has none of the columns that name images. An empty cell, NaN, NA, ?
 and the like are gaps. `--columns values=age+sex+chol` names the columns to take, in their order;
@@ -11,7 +12,6 @@ one that the table lacks is all gaps. The arrays are those that an .npz file wou
 (`fedda.data.npz`); a target's training labels are not read.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import naming, npy
+from fedda.data.categories import Texts, number, numbered, taken
 from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, read, samples_of
 from fedda.data.form import Reading
 from fedda.data.inside import Inside
@@ -30,7 +31,6 @@ from fedda.data.naming import listed
 from fedda.data.npz import Npz
 from fedda.errors import DataError
 
-_GAPS = {"", ".", *naming.NOTHING}
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas calls row numbers in a file
 LEAST = 40  # values, of which it means something that no two are the same
 
@@ -52,7 +52,7 @@ def can_be_site(file: Path, reading: Reading) -> bool:
     first = samples_of(file).items()  # of a parquet file nothing
     own = {reading.named.get(name, name) for name in ("label", "split", *KEYS)}
     wanted = named or {name for name, _ in first} - own
-    return all(_number(value) is not None for name, value in first if name in wanted)
+    return not first or any(number(value) is not None for name, value in first if name in wanted)
 
 
 def _of_images(there: Sequence[str], reading: Reading) -> bool:
@@ -73,7 +73,8 @@ class NumberTable(Npz):
         self._reading_of = reading
         self._close = lambda: None
         there = headings(path, reading)
-        known = reading.needs if {*reading.needs} <= {*there} else ()
+        known = taken(reading.needs, there)
+        known = known if {*known} <= {*there} else ()
         self._indices = [name for name in there if _INDEX.fullmatch(name)]
         own = {"label", "split", *KEYS, *self._indices}
         self._names = reading.values or known or tuple(sorted({*there} - own))
@@ -91,10 +92,17 @@ class NumberTable(Npz):
         self.keys = tuple(f"x{end}" for end in after.values())
         self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
         self._known: dict[str, np.ndarray] = {}
+        self._found: Texts | None = None
+
+    def _named(self) -> tuple[str, ...]:
+        return self._names
 
     @property
-    def named(self) -> tuple[str, ...]:
-        return self._names
+    def texts(self) -> Texts:
+        if self._found is None:
+            self._array(self.keys[0])
+        assert self._found is not None, "the columns have been read"
+        return self._found
 
     def _check_labels(self) -> None:
         """Refuse labels that would be taken for measurements, as a target's then would leave it."""
@@ -186,9 +194,10 @@ class NumberTable(Npz):
             n = len(next(iter(found.values())))
             self.check_room(key, 4 * n * len(self._names))
             gap = np.full(n, np.nan, np.float32)
-            every = [self._numbers(name, found[name]) if name in found else gap
+            texts: dict[str, Sequence[str]] = {}
+            every = [self._numbers(name, found[name], texts) if name in found else gap
                      for name in self._names]  # fmt: skip
-            whole = np.stack(every, axis=1)
+            whole, self._found = np.stack(every, axis=1), texts
             parts = {f"x_{p}" if p else "x": rows for p, rows in self._rows_of.items()}
             self._known = {k: whole if rows is None else whole[rows] for k, rows in parts.items()}
         return self._known[key]
@@ -198,19 +207,22 @@ class NumberTable(Npz):
         many = npy.at_a_time(array.shape, array.dtype.itemsize, batch)
         yield from (array[i : i + many] for i in range(0, len(array), many))
 
-    def _numbers(self, name: str, values: list[Any]) -> np.ndarray:
-        """A column's values -> float32 (n,), NaN at its gaps."""
-        numbers = [_number(value) for value in values]
-        if None in numbers:
-            row, there = numbers.index(None), headings(self.path, self._reading_of)
+    def _numbers(self, name: str, values: list[Any], texts: dict[str, Sequence[str]]) -> np.ndarray:
+        """A column's values -> float32 (n,), NaN at its gaps; texts are added to the others'."""
+        try:
+            numbers, its = numbered(values)
+        except ValueError as error:
+            row, there = error.args[0], headings(self.path, self._reading_of)
             raise DataError(
                 f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column "
-                f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers are needed where no "
-                "column path names image files; write numbers, with a decimal point, or name the "
-                f"columns with {self._advice('values=age+weight')}"
-            )
+                f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
+                "without commas, are needed where no column path names image files; write numbers, "
+                "with a decimal point, or name the columns with "
+                f"{self._advice('values=age+weight')}"
+            ) from None
+        texts |= {name: its} if its else {}
         with np.errstate(over="ignore"):  # infinite then, which is refused
-            return np.array(numbers, dtype=np.float32)
+            return numbers.astype(np.float32)
 
 
 def _tells(values: np.ndarray, y: np.ndarray) -> bool:
@@ -219,13 +231,3 @@ def _tells(values: np.ndarray, y: np.ndarray) -> bool:
     return len(each) > 1 and len(np.unique(np.concatenate(each))) == len(each) == sum(
         map(len, each)
     )
-
-
-def _number(value: Any) -> float | None:
-    """A cell's number, NaN where it is a gap; None if it is neither."""
-    if value is None or (isinstance(value, str) and value.strip().lower() in _GAPS):
-        return math.nan
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None

@@ -10,7 +10,9 @@ site: they are in no message and in no model's file. So a model that was trained
 that are filled and scaled by values of their own, and `fedda predict` takes those of its examples.
 
 Each column is divided by its deviation and a tenth of the mean deviation, so that one which hardly
-varies stays small. A column of which the site has no value at all is 0 after the scaling.
+varies stays small. A column of which the site has no value at all is 0 after the scaling. Where the
+run says one mean and deviation of a column for all sites (`Reading.scales`), these scale it, and
+only gaps are filled by the site's own.
 """
 
 from collections.abc import Callable
@@ -61,7 +63,7 @@ class OwnColumns:
         self.middle = self.mean if reading.missing != "median" else _median(x, self.gaps)
         self.divisor = deviation + 0.1 * deviation.mean() + 1e-9
         if not reading.own:
-            self.mean, self.divisor = torch.zeros(()), torch.ones(())
+            self.mean, self.divisor = _given(reading, x.shape[1], where)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The same vectors without gaps, scaled -> float32 (N, d), or with indicators (N, 2 d)."""
@@ -92,8 +94,24 @@ def own_columns(
     about = x if found is None else found
     if about.dim() == 2 and not reading.fills and (rows := gaps_of(about).rows):
         raise refused_gaps(where, rows)
-    needed = reading.own or (reading.fills and x.dim() == 2)
+    needed = reading.own or (x.dim() == 2 and bool(reading.fills or reading.scales))
     return OwnColumns(x, where, reading) if needed else None
+
+
+def _given(reading: Reading, d: int, where: object) -> tuple[Tensor, Tensor]:
+    """The mean and deviation that the run says of each column -> float32 (d,), (d,); else 0, 1.
+
+    Raises:
+        DataError: it says some by name, and the columns have none.
+    """
+    if reading.scales and len(reading.needs) != d:
+        raise DataError(
+            f"{where} has no names of its columns, by which input.window scales them: give it a "
+            "first row, or an array columns, with names"
+        )
+    pairs = [reading.scales.get(name, (0.0, 1.0)) for name in reading.needs]
+    mean, deviation = torch.tensor(pairs or [(0.0, 1.0)]).T
+    return mean, deviation
 
 
 def _moments(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedda.config import REFUSE, Missing
+from fedda.data.categories import check_listed, refused, undeclared
 from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import listed, plain
 from fedda.data.stored import take_rows
@@ -113,6 +114,7 @@ class Description:
         empty: the columns of which no training vector has a value.
         columns: names of the columns of vectors, as sites compare them (`naming.brief`); none: the
             file gives none.
+        texts: columns of texts with their values, `COLUMN=VALUE|VALUE`; they stay at the site.
     """
 
     path: Path
@@ -129,6 +131,7 @@ class Description:
     gaps: int = 0
     empty: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     @property
     def form(self) -> str:
@@ -139,13 +142,29 @@ class Description:
         size = f"{width} x {height} pixels" if width else "of several sizes (a run sets input.size)"
         return f"{'colour' if channels == 3 else 'grayscale'} images, {size}"
 
-    def check_fit(self, classes: Sequence[str], window: str, missing: Missing = REFUSE) -> None:
-        """Check that a run of these classes, `input.window` and `input.missing` can use the data.
+    def check_fit(
+        self,
+        classes: Sequence[str],
+        window: str,
+        missing: Missing = REFUSE,
+        columns: Sequence[str] = (),
+    ) -> None:
+        """Check that a run can use the data.
+
+        Args:
+            classes: of the run.
+            window: its `input.window`.
+            missing: its `input.missing`.
+            columns: the names of the columns that its model takes.
 
         Raises:
-            DataError: a target's tests are of other classes, images need a window, or vectors have
-                gaps.
+            DataError: a target's tests are of other classes, images need a window, vectors have
+                gaps, or columns have texts that the run does not code.
         """
+        if parts := undeclared(self.texts, columns):
+            raise refused(self.path, parts)
+        if missing == REFUSE:
+            check_listed(self.path, self.texts, columns)
         if self.gaps and missing == REFUSE:
             raise refused_gaps(self.path, self.gaps)
         if self.needs_window and not window:

@@ -114,6 +114,10 @@ class Table:
         """The number of each row that a target trains on, in the order of `target`."""
         return [row.number for row in self._target()]
 
+    def keys(self) -> list[str]:
+        """What the table itself calls these rows."""
+        return [row.key for row in self._target()]
+
     def every(self) -> list[Row]:
         """All rows in their order, of every split unless the site names one; no label is read."""
         return self._rows(self._reading.split)
@@ -281,7 +285,9 @@ def _labelled(
     return Labelled(read_images(images, form, progress), y, classes)
 
 
-def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[str, int]:
+def split(
+    path: Path, out: Path, by: str, reading: Reading = AS_IT_IS, test_share: float = 0.0
+) -> dict[str, int]:
     """Cut a table into sites by a column -> the number of rows of each site, by its name.
 
     Each becomes a folder of OUT: with a `manifest.csv` and its images, if the table names some,
@@ -295,6 +301,7 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
         reading: names of columns, and the split whose rows become the sites' training images; rows
             of the split `test` become their test images, and those of others are left out. Images
             that links lead to elsewhere are named where they are.
+        test_share: the share of each class to test on, drawn at random, where it has no split test.
 
     Raises:
         DataError: it is no table, it lacks the column, a site cannot be named after a value, or an
@@ -320,6 +327,7 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
             f"({listed(sorted(map(str, there)), 12) or 'there are no rows'})"
         )
     counts: dict[str, int] = {}
+    draws = random.Random(0)
     for file, its in files:
         columns = _read(file, reading=reading)
         if by not in columns:
@@ -329,6 +337,9 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
         columns.setdefault("split", [its or "train"] * _length(columns))
         if part:
             columns = _renamed(columns, part)
+        if test_share and "test" not in there:
+            kinds = [*zip(columns[by], columns.get("label", columns[by]), strict=True)]
+            columns["split"] = _drawn(kinds, test_share, draws)
         whose = ["" if value is None or value != value else str(value) for value in columns[by]]
         if not {*IMAGES} & {*columns}:
             del columns[by]  # of a table of numbers it would be one of them
@@ -340,6 +351,15 @@ def split(path: Path, out: Path, by: str, reading: Reading = AS_IT_IS) -> dict[s
             _write(file, columns, rows, out / site, counts.get(site, 0), inside, places)
             counts[site] = counts.get(site, 0) + len(rows)
     return counts
+
+
+def _drawn(kinds: Sequence[object], share: float, draws: random.Random) -> list[str]:
+    """The split of each row, so that a share of every kind of them is drawn to test on."""
+    rows: dict[object, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        rows.setdefault(kind, []).append(i)
+    tests = {i for its in rows.values() for i in draws.sample(its, round(share * len(its)))}
+    return ["test" if i in tests else "train" for i in range(len(kinds))]
 
 
 def _placed(

@@ -243,7 +243,7 @@ class Model:
             found = stream(Path(images), shape, batch, resize, reading)
             yield from (examples.x for _, examples in found)
             return
-        images = in_order(images, columns)
+        images = in_order(images, columns, reading.fills)
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
         if (own := own_columns(array, "images", reading)) is not None:
             array = own(array)

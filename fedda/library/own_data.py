@@ -8,7 +8,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from fedda.config import is_site_name
-from fedda.data import naming
+from fedda.data import categories, naming
 from fedda.data.pixels import on_white
 from fedda.errors import DataError, RunError
 
@@ -29,13 +29,15 @@ CONTENTS = ".contents.json"  # beside the files: a digest of each
 class Split:
     """Examples and their labels; y is None, or one class number or name per example.
 
-    x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d), whose columns may have names.
+    x is uint8 (N, H, W) or (N, H, W, 3), or float32 (N, d), whose columns may have names; `texts`
+    says of those that have texts which text each number means.
     """
 
     x: np.ndarray
     y: np.ndarray | None
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    texts: categories.Texts = field(default_factory=dict)
 
 
 def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
@@ -119,9 +121,8 @@ def as_array(x: Any) -> Any:
 
     What a table of pandas calls missing is NaN.
     """
-    if hasattr(x, "to_numpy") and hasattr(x, "columns"):
-        with suppress(TypeError, ValueError):  # texts, which are refused as they are
-            return x.to_numpy(dtype=np.float64, na_value=np.nan)
+    if columns_of(x):
+        return _frame(x, "the table")[0]
     if isinstance(x, Image.Image):
         known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
         return np.asarray(x if known else on_white(x).convert("RGB"))
@@ -135,16 +136,45 @@ def columns_of(x: Any) -> tuple[str, ...]:
     return tuple(map(str, x.columns)) if hasattr(x, "to_numpy") and hasattr(x, "columns") else ()
 
 
-def in_order(x: Any, columns: Sequence[str]) -> Any:
-    """A table of pandas with the columns that a model takes, in their order; all else as it is.
+def _frame(x: Any, whose: str) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
+    """A table of pandas as numbers (N, d), NaN where one is missing; its columns of texts.
 
     Raises:
-        DataError: it lacks some of them.
+        DataError: a column has neither numbers nor a few texts.
+    """
+    with suppress(TypeError, ValueError):  # of texts
+        return x.to_numpy(dtype=np.float64, na_value=np.nan), {}
+    found, texts = [], {}
+    for i, name in enumerate(columns_of(x)):
+        column = x.iloc[:, i]
+        try:
+            numbers, its = categories.numbered([*column.astype(object).where(column.notna(), None)])
+        except ValueError as error:
+            raise DataError(
+                f"{whose} has {str(column.iloc[error.args[0]])[:40]!r} in its column "
+                f"{naming.escaped(name)}: numbers, or a few texts without commas, are needed"
+            ) from None
+        found.append(numbers)
+        texts |= {name: its} if its else {}
+    return np.stack(found, axis=1), texts
+
+
+def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
+    """A table of pandas with the columns that a model takes, in their order; all else as it is.
+
+    Args:
+        x: the table.
+        columns: the model's; if they are coded, an array of them is the answer.
+        fills: whether gaps are filled.
+
+    Raises:
+        DataError: it lacks some of them, or has texts that the model does not know.
     """
     own = columns_of(x)
     if not own or not columns or naming.brief(own) == tuple(columns):
         return x
-    place = {name: i for i, name in enumerate(own)}
+    place, wanted = {name: i for i, name in enumerate(own)}, columns
+    columns = categories.taken(wanted, own)
     if not {*columns} <= place.keys():
         raise DataError(
             f"the table has {naming.unlike(own, columns)}, and the model takes columns by name: "
@@ -155,7 +185,12 @@ def in_order(x: Any, columns: Sequence[str]) -> Any:
             f"the table has two columns {naming.quoted(twice[0])}, and the model takes one: "
             "give it the one that is meant"
         )
-    return x.iloc[:, [place[name] for name in columns]]
+    chosen = x.iloc[:, [place[name] for name in columns]]
+    if columns == tuple(wanted):
+        return chosen
+    numbers, texts = _frame(chosen, "the table")
+    coding = categories.Coding(columns, wanted, texts, "the table", fills)
+    return torch.cat([*coding.every(iter([torch.from_numpy(numbers).float()]))])
 
 
 def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
@@ -191,9 +226,12 @@ def _site(name: str, given: Any) -> tuple[Split, Split | None]:
 
 
 def _pair(name: str, x: Any, y: Any) -> Split:
-    found, columns = images(x, f"x of {name}"), columns_of(x)
+    columns, texts = columns_of(x), dict[str, Sequence[str]]()
+    if columns:
+        x, texts = _frame(x, f"x of {name}")
+    found = images(x, f"x of {name}")
     if y is None:
-        return Split(found, None, columns=columns)
+        return Split(found, None, columns=columns, texts=texts)
     try:
         array = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     except ValueError:  # some are lists
@@ -206,8 +244,9 @@ def _pair(name: str, x: Any, y: Any) -> Split:
         )
     named = naming.names(array.tolist(), f"y of {name}", lambda i: f"place {i}")
     if all(label.isdecimal() for label in named):
-        return Split(found, np.array([int(n) for n in named], np.int64), columns=columns)
-    return Split(found, np.array(named), columns=columns)
+        numbers = np.array([int(n) for n in named], np.int64)
+        return Split(found, numbers, columns=columns, texts=texts)
+    return Split(found, np.array(named), columns=columns, texts=texts)
 
 
 def _dataset(name: str, dataset: Any) -> Split:
@@ -299,6 +338,8 @@ def _arrays(
     name: str, train: Split, test: Split | None, known: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """The arrays of one site's file, whose sets number their classes alike."""
+    texts = _united(train.texts, {} if test is None else test.texts)
+    train, test = _renumbered(train, texts), test and _renumbered(test, texts)
     splits = {"": train} if test is None else {"_train": train, "_test": test}
     labelled = [split for split in splits.values() if split.y is not None]
     words = {str(y) for s in labelled if s.y is not None and s.y.dtype.kind == "U" for y in s.y}
@@ -331,7 +372,27 @@ def _arrays(
         if test and (other := naming.unlike(test.columns or train.columns, train.columns)):
             raise DataError(f"beside its training set, the test of {name} has {other}: order it so")
         found["columns"] = np.array(train.columns)
+        if texts:
+            found["texts"] = np.array(["\n".join((column, *its)) for column, its in texts.items()])
     return found
+
+
+def _united(a: categories.Texts, b: categories.Texts) -> dict[str, tuple[str, ...]]:
+    """The texts of the columns of two sets, in one order."""
+    every = {name: [*a.get(name, ()), *b.get(name, ())] for name in [*a, *b]}
+    alike = {name: {naming.plain(text): text for text in texts} for name, texts in every.items()}
+    return {name: tuple(of[key] for key in sorted(of)) for name, of in alike.items()}
+
+
+def _renumbered(split: Split, texts: categories.Texts) -> Split:
+    """The same set with other numbers for its texts."""
+    x = split.x.copy() if split.texts else split.x
+    for name, its in split.texts.items():
+        column, place = split.columns.index(name), [*map(naming.plain, texts[name])]
+        known = split.x[:, column]
+        for i, text in enumerate(its):
+            x[known == i, column] = place.index(naming.plain(text))
+    return replace(split, x=x, texts={})
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:

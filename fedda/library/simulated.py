@@ -13,6 +13,7 @@ from typing import Any, Literal
 from fedda.comparison.options import poison_of
 from fedda.config import DEFAULT, REFUSE, Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
+from fedda.data.categories import LEAVING
 from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
 from fedda.data.sets import FILLING
@@ -89,6 +90,7 @@ def execute(
         resizes = config.input.size or config.model.weights != "none"  # to the weights' own
         fills = config.input.missing != REFUSE
         settled = (RESIZED,) * bool(resizes) + (FILLING,) * fills
+        settled += (LEAVING,) * bool(config.input.categories)
         for text in about.warnings:
             if not text.endswith(settled):
                 say(f"{names[path]}: {text}")

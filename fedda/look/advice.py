@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedda.data.naming import listed, quoted, unlike
+from fedda.data.naming import escaped, listed, quoted, unlike
 from fedda.maths.summaries import FLOOR, LEAST, drift
 
 from .account import Account
@@ -30,7 +30,7 @@ def compared(told: Sequence[Account]) -> dict[str, Any]:
     """Compare what sites told -> the content of look.json but who refused, and bytes."""
     found = [[_between(a, b) for b in told] for a in told]
     parts = (_alike(told, found), _odd(told, found), _forms(told), _classes(told))
-    parts += (_sizes(told), _ranges(told), _gaps(told))
+    parts += (_sizes(told), _ranges(told), _scale(told), _gaps(told))
     return {
         "sites": [site.to_json() for site in told],
         "drift": found,
@@ -165,6 +165,19 @@ def _other_ranges(site: Account, others: Sequence[Account]) -> list[str]:
     uneven = (wide > WIDTH * wide2) & (wide2 > 0) | (wide2 > WIDTH * wide) & (wide > 0)
     odd = (low > high2) | (high < low2) | uneven
     return [site.column(c) for c in odd.nonzero()[:, 0].tolist()]
+
+
+def _scale(told: Sequence[Account]) -> Iterator[str]:
+    """One scale for a table's columns at all sites: the medians of their means and deviations."""
+    known, first = [site for site in told if site.arrays], told[0]
+    alike = not first.images and len({site.columns for site in told}) == 1
+    if not alike or not known or not 1 < len(first.columns) == first.shape[0] < MANY:
+        return
+    numbers = (_middle(known, name).tolist() for name in ("mean", "deviation"))
+    scales = zip(first.columns, *numbers, strict=True)
+    if its := ",".join(f"{n}={m:.3g}/{d:.3g}" for n, m, d in scales if d > 0 and "," not in n):
+        yield "Presets scale each column by each site's own values, which hides how sites differ;"
+        yield f'if all measure in the same units, give one: -c input.window="{escaped(its)}".'
 
 
 def _gaps(told: Sequence[Account]) -> Iterator[str]:

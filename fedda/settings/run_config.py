@@ -37,6 +37,7 @@ from fedda.config import (
     WireConfig,
     flatten,
     is_site_name,
+    scales_of,
     steps_per_window,
     unflatten,
     validate,
@@ -316,10 +317,17 @@ class RunConfig(Section):
                 f"input.missing is {self.input.missing}, which is for vectors, but the sites' "
                 f"examples are images; leave it {REFUSE}."
             )
-        if len(shape) == 3 and self.input.window == OWN:
+        scales = scales_of(self.input.window)
+        if len(shape) == 3 and (scales or self.input.window == OWN):
             raise ConfigError(
-                "input.window is own, which is for vectors, but the sites' examples are images; "
-                "leave it empty, or give the values that become black and white, low,high."
+                f"input.window is {self.input.window[:80]}, which is for vectors, but the sites' "
+                "examples are images; leave it empty, or give the values that become black and "
+                "white, low,high."
+            )
+        if odd := [name for name in scales if name not in columns]:
+            raise ConfigError(
+                f"input.window scales the column {odd[0]!r}, which the sites' data do not have, or "
+                "not by name; give names of their columns."
             )
         stages = self.stages(method, later)
         return Task(

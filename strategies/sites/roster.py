@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, cast
 
 from fedda import __version__
-from fedda.config import INDICATOR, InputConfig, is_site_name
+from fedda.config import INDICATOR, InputConfig, categories_of, is_site_name
+from fedda.data.categories import coded
 from fedda.data.naming import LETTERS, can_be_brief, is_one_line, united, unlike
 from fedda.errors import DataError, RosterError
 from fedda.wire import Role
@@ -337,8 +338,14 @@ def form(
     except DataError as error:
         _refuse(nodes, str(error))
     counts = {n.name: n.examples for n in nodes}
-    shape = _common_shape(nodes, unified)
-    made = Roster(tuple(sources + targets), shape, counts, classes, columns=_columns(nodes))
+    shape, columns = _common_shape(nodes, unified), _columns(nodes)
+    if declared := categories_of(unified.categories):
+        try:
+            columns = coded(columns if all(n.columns for n in nodes) else (), declared)
+        except DataError as error:
+            _refuse(nodes, str(error))
+        shape = (len(columns) * (2 if unified.missing == INDICATOR else 1),)
+    made = Roster(tuple(sources + targets), shape, counts, classes, columns=columns)
     for name, own in made.alone().items():
         if len(own) > MADE_UP:
             _refuse(

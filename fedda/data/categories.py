@@ -1,0 +1,236 @@
+"""Columns of texts, such as sex: all sites turn them into numbers by one list, that of the run.
+
+    input.categories    sex=female|male, thal=normal|fixed|reversible
+    columns of a file   age, sex, thal: what a site has, and tells the names of
+    coded columns       age, sex=female|male, thal=normal, thal=fixed, thal=reversible
+
+Two values become one column, 0 and 1 in their order; more become a column each, which is 1 at its
+value. The names of coded columns say all of it, so a training's task and a model's file need no
+more to code another table. Case, spaces and a number's zeros make no difference. Until then a text
+is the number of it among those of its own file (`numbered`), which never leaves the site.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedda.data.naming import NOTHING, escaped, plain
+from fedda.errors import DataError
+
+MOST = 64  # different texts of a column; of more they are names or notes
+LEAVING = "or leave these columns out with --columns values=age+weight"
+Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of their numbers
+
+_GAPS = {"", ".", *NOTHING}
+_APART = frozenset(",|")  # what separates values in a run's list
+
+logger = logging.getLogger("fedda.data")
+
+
+def number(value: Any) -> float | None:
+    """A cell's number, NaN where it is a gap; None if it is neither."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _GAPS):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column's cells as numbers, NaN at gaps -> float64 (n,), and the texts that they number.
+
+    There are no texts where all cells are numbers.
+
+    Raises:
+        ValueError: they are neither; its argument is the index of a cell that is no number.
+    """
+    numbers = [number(value) for value in values]
+    if None not in numbers:
+        return np.array(numbers, dtype=np.float64), ()
+    first = {plain(t): t for v in dict.fromkeys(values) if number(v) is None for t in [_text(v)]}
+    mixed = any(each is not None and not math.isnan(each) for each in numbers)
+    if mixed or len(first) > MOST or any(_APART & {*text} for text in first.values()):
+        raise ValueError(numbers.index(None))
+    place = {key: float(i) for i, key in enumerate(sorted(first))}
+    cells = [
+        place[plain(_text(v))] if n is None else n for v, n in zip(values, numbers, strict=True)
+    ]
+    return np.array(cells, dtype=np.float64), tuple(first[key] for key in place)
+
+
+def listed_as(column: str, texts: Sequence[str]) -> str:
+    """A column's part of `input.categories`."""
+    return f"{column}={'|'.join(texts)}"
+
+
+def advice(parts: Sequence[str]) -> str:
+    """What to give to a run for columns of texts, as `listed_as` has them."""
+    every = (part if "|" in part else f"{part}|..." for part in parts)  # other sites have others
+    return f'-c input.categories="{escaped(", ".join(every))}"'
+
+
+def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
+    """The names of coded columns.
+
+    Args:
+        columns: those of the sites' files.
+        declared: what `fedda.config.categories_of` made of the run's list.
+
+    Raises:
+        DataError: a declared column is none of these, or two would have one name.
+    """
+    if odd := [name for name in declared if name not in columns]:
+        raise DataError(
+            f"input.categories names '{escaped(odd[0])}', and the sites' columns have other names"
+            " or none: take its name from the files' first row"
+        )
+    found = []
+    for name in columns:
+        values = declared.get(name, ())
+        found += [listed_as(name, [v]) for v in values] if len(values) > 2 else []
+        found += [] if len(values) > 2 else [listed_as(name, values) if values else name]
+    if len({*found}) < len(found):
+        raise DataError("input.categories gives two columns one name: rename one in the files")
+    return tuple(found)
+
+
+def taken(names: Sequence[str], there: Sequence[str]) -> tuple[str, ...]:
+    """The columns among those of a file that coded ones are made of; other names stay."""
+    known = {*there}
+    return tuple(dict.fromkeys(name if name in known else _parted(name)[0] for name in names))
+
+
+def are_of(names: Sequence[str], own: Sequence[str]) -> bool:
+    """Whether coded columns are made of a site's own, all of them in its order."""
+    few = len(names) <= MOST * len(own)  # a server chose the names
+    return bool(own) and few and taken(names, own) == tuple(own)
+
+
+class Coding:
+    """How the vectors of a file become those of a model.
+
+    Args:
+        own: the file's columns.
+        names: the coded ones; their columns are the file's.
+        texts: what numbers of the file's columns mean.
+        where: what the vectors are, for messages.
+        fills: whether the run fills gaps: a value that is not listed then is one.
+    """
+
+    def __init__(
+        self, own: Sequence[str], names: Sequence[str], texts: Texts, where: object, fills: bool
+    ) -> None:
+        self.names = tuple(names)
+        self._where, self._fills, self._texts = where, fills, texts
+        self._place = {name: i for i, name in enumerate(own)}
+        self._values: dict[str, list[str]] = {}  # all that are listed, by column
+        for name in names:
+            if name not in self._place:
+                column, values = _parted(name)
+                self._values.setdefault(column, []).extend(values)
+
+    def every(self, found: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Vectors (m, d), some at a time -> float32 (m, D).
+
+        Raises:
+            DataError: values are not listed, and the run fills no gaps.
+        """
+        odd = dict.fromkeys(self._values, 0)
+        for x in found:
+            known = {column: self._known(column, x) for column in odd}
+            for column, good in known.items():
+                odd[column] += int((~good).sum())
+            if self._fills or not any(odd.values()):
+                yield torch.stack([self._column(name, x, known) for name in self.names], dim=1)
+        for column, count in odd.items():
+            if count and not self._fills:
+                raise _unlisted(self._where, column, count)
+            if count:
+                said = _said(self._where, column, count)
+                logger.warning("%s: missing there", said)
+
+    def _known(self, column: str, x: Tensor) -> Tensor:
+        """Where a value is listed or missing -> bool (m,)."""
+        own = x[:, self._place[column]]
+        return own.isnan() | torch.isin(own, self._codes(column, self._values[column]))
+
+    def _column(self, name: str, x: Tensor, known: Mapping[str, Tensor]) -> Tensor:
+        """One coded column -> float32 (m,)."""
+        if name in self._place:
+            return x[:, self._place[name]]
+        column, values = _parted(name)
+        own = x[:, self._place[column]]
+        here = torch.isin(own, self._codes(column, values[-1:])).float()
+        return torch.where(known[column] & ~own.isnan(), here, math.nan)
+
+    def _codes(self, column: str, values: Sequence[str]) -> Tensor:
+        """The numbers that some values have in the file -> float32."""
+        own = {plain(text): float(i) for i, text in enumerate(self._texts.get(column, ()))}
+        found = (own.get(plain(v)) if own else number(v) for v in values)
+        return torch.tensor([code for code in found if code is not None], dtype=torch.float32)
+
+
+def check_listed(where: object, parts: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse texts that a run does not list.
+
+    Args:
+        where: what has them.
+        parts: its columns of texts, as `listed_as` has them.
+        names: the coded columns of the run.
+
+    Raises:
+        DataError: there are some.
+    """
+    for column, texts in map(_parted, parts):
+        known = {plain(v) for c, values in map(_parted, names) if c == column for v in values}
+        if odd := [text for text in texts if known and plain(text) not in known]:
+            raise _unlisted(where, column, len(odd), odd)
+
+
+def _unlisted(where: object, column: str, count: int, texts: Sequence[str] = ()) -> DataError:
+    """The error of values that a run does not list; the texts are for the site's own log."""
+    its = f" ({escaped(', '.join(texts))})" if texts else ""
+    return DataError(
+        f"{_said(where, column, count)}{its}: add them to it, mend them, or train with "
+        "-c input.missing=mean, which takes them for missing"
+    )
+
+
+def _said(where: object, column: str, count: int) -> str:
+    values = "value" if count == 1 else "values"
+    return (
+        f"{where} has {count} {values} in its column {escaped(column)} that input.categories "
+        "does not list"
+    )
+
+
+def undeclared(parts: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Those of a file's columns of texts, as `listed_as` has them, that a run does not code."""
+    columns = {_parted(name)[0] for name in names if "=" in name}
+    return [part for part in parts if _parted(part)[0] not in columns]
+
+
+def refused(where: object, parts: Sequence[str]) -> DataError:
+    """The error of a run that does not code columns of texts, as `listed_as` has them."""
+    columns = ", ".join(escaped(_parted(part)[0]) for part in parts)
+    return DataError(
+        f"{where} has texts in {columns}, and a run needs numbers: whoever starts it lists the "
+        f"values of all sites, as {advice(parts)}, {LEAVING}"
+    )
+
+
+def _parted(name: str) -> tuple[str, list[str]]:
+    """Column and values of a coded column's name."""
+    column, _, values = name.partition("=")
+    return column, values.split("|")
+
+
+def _text(value: Any) -> str:
+    """A cell's text, in one line."""
+    return " ".join(str(value).split())

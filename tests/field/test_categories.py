@@ -1,0 +1,249 @@
+"""Columns of texts: all sites code them by the run's list, which a model's file holds."""
+
+import csv
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedda
+from fedda import data, models
+from fedda.cli import app
+from fedda.config import InputConfig, categories_of
+from fedda.data import Reading
+from fedda.data.categories import Coding, coded, numbered, taken
+from fedda.errors import ConfigError, DataError, FeddaError, RosterError
+from fedda.settings import RunConfig
+from strategies.sites import roster
+from strategies.sites.roster import Node
+
+LIST = "sex=female|male, thal=normal|fixed|reversible"
+CODED = ("age", "sex=female|male", "thal=normal", "thal=fixed", "thal=reversible")
+FEW: Any = {"preset": "table", "train_lr": 0.05, "run_refine": "none", "quiet": True}
+
+
+def patients(seed: int, n: int = 90) -> pd.DataFrame:
+    """Two classes that thal tells nearly always, and the sites write it in their own ways."""
+    draws, y = np.random.default_rng(seed), np.arange(n) % 2
+    thal = np.where(y == 1, "reversible", np.where(draws.random(n) < 0.5, "normal", "fixed"))
+    sex = np.where(draws.random(n) < 0.5, "male", "female")
+    found = pd.DataFrame({"age": draws.normal(50, 9, n) + y, "thal": thal, "sex": sex})
+    return found.assign(label=np.where(y, "ill", "well"))
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three hospitals; west writes as it likes, and has nobody whose thal is fixed."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    for seed, name in enumerate(("east", "north", "west")):
+        found = patients(seed)
+        if name == "west":
+            found["sex"] = found["sex"].str.upper()
+            found["thal"] = found["thal"].replace("fixed", "normal ")
+            found.loc[:4, "thal"] = None
+        found.to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(sites: Path) -> fedda.Run:
+    about = {"dir": sites.parent / "run", "input_categories": LIST}
+    return fedda.simulate(sites, "west", "fedavg", **about, **FEW)
+
+
+def test_a_list_by_hand() -> None:
+    assert categories_of(LIST) == {
+        "sex": ("female", "male"),
+        "thal": ("normal", "fixed", "reversible"),
+    }
+    assert categories_of("") == {} and InputConfig(categories=LIST).categories == LIST
+    for odd in ("sex", "sex=male", "=a|b", "sex=a|b,sex=c|d", "sex=a|A", "sex=a||b", ","):
+        with pytest.raises(ConfigError, match="each column once"):
+            RunConfig.parse({"input.categories": odd})
+
+
+def test_coded_names_say_all() -> None:
+    assert coded(("age", "sex", "thal"), categories_of(LIST)) == CODED
+    assert taken(CODED, ("age", "sex", "thal")) == ("age", "sex", "thal")
+    with pytest.raises(DataError, match="names 'thal', and the sites' columns"):
+        coded(("age", "sex"), categories_of(LIST))
+
+
+def test_cells_are_numbered() -> None:
+    numbers, texts = numbered(["b", "A", None, "?", " a "])
+    assert texts == ("a", "b") or texts == ("A", "b")
+    assert numbers[[0, 1, 4]].tolist() == [1, 0, 0] and np.isnan(numbers[2:4]).all()
+    assert numbered(["1", 2.5, ""])[1] == ()
+    for odd in (["1", "a"], ["a,b"], ["a|b"], [f"name {i}" for i in range(65)]):
+        with pytest.raises(ValueError):
+            numbered(odd)
+
+
+def test_a_coding_by_hand() -> None:
+    """A number may be declared, too: cp=1|2|3 of a column of numbers."""
+    own, names = (
+        ("age", "sex", "cp"),
+        coded(("age", "sex", "cp"), categories_of("sex=f|m,cp=1|2|3")),
+    )
+    rows = [[50.0, 0.0, 2.0], [60.0, 1.0, 4.0], [70.0, math.nan, 3.0]]
+    coding = Coding(own, names, {"sex": ("M", "f")}, "here", fills=True)
+    (x,) = coding.every(iter([torch.tensor(rows)]))
+    nan = math.nan
+    wanted = [[50, 1, 0, 1, 0], [60, 0, nan, nan, nan], [70, nan, 0, 0, 1]]
+    assert torch.equal(x.nan_to_num(-1), torch.tensor(wanted).nan_to_num(-1))
+    strict = Coding(own, names, {"sex": ("M", "f")}, "here", fills=False)
+    with pytest.raises(DataError, match=r"here has 1 value in its column cp that"):
+        list(strict.every(iter([torch.tensor(rows[:1]), torch.tensor(rows[1:])])))
+
+
+def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sites: Path) -> None:
+    """Without the texts the classes cannot be told: age says nearly nothing."""
+    about = models.describe(run.folder / "model.safetensors")
+    assert about.columns == CODED and about.shape == (5,)
+    assert run.results.accuracy is None  # west has no tests
+    new, place = patients(9), sites.parent / "new.csv"
+    new.drop(columns="label")[["thal", "age", "sex"]].to_csv(place, index=False)
+    done = CliRunner().invoke(app, ["predict", str(run.folder), str(place)])
+    assert done.exit_code == 0, done.output
+    answers = [row["class"] for row in csv.DictReader(done.output.splitlines())]
+    assert np.mean(np.array(answers) == new["label"]) > 0.95
+    assert answers == run.model.predict(place)
+    assert answers == run.model.predict(new.drop(columns="label"))
+    place_of = ["--data", str(sites / "west.csv"), "--out", str(sites.parent / "r.safetensors")]
+    done = CliRunner().invoke(app, ["refine", str(run.folder), *place_of])
+    assert done.exit_code == 0, done.output
+    assert models.describe(sites.parent / "r.safetensors").columns == CODED
+
+
+def test_frames_of_a_program_are_coded_alike(run: fedda.Run, sites: Path, tmp_path: Path) -> None:
+    """The same run from tables in memory: every weight is the same."""
+    frames = {p.stem: pd.read_csv(p) for p in sorted(sites.glob("*.csv"))}
+    order = ["age", "sex", "thal"]
+    given: Any = {n: (f[order], f["label"]) for n, f in frames.items()}
+    other = fedda.simulate(
+        given, "west", "fedavg", dir=tmp_path / "run", input_categories=LIST, **FEW
+    )
+    for name, weights in run.model.network.state_dict().items():
+        assert torch.equal(weights, other.model.network.state_dict()[name])
+
+
+def test_a_frames_tests_are_numbered_as_its_training_rows(tmp_path: Path) -> None:
+    train, test = patients(0), patients(1)
+    test["thal"] = test["thal"].replace("fixed", "absent")
+    x, tested = train.drop(columns="label"), (test.drop(columns="label"), test["label"])
+    sites: Any = {n: (x, train["label"], tested) for n in ("a", "b", "t")}
+    with pytest.raises(FeddaError, match=r"1 value in its column thal that .* \(absent\)"):
+        strict = FEW | {"input_missing": "refuse"}
+        fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "r", input_categories=LIST, **strict)
+    run = fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "s", input_categories=LIST, **FEW)
+    assert run.results.accuracy is not None and run.results.accuracy > 0.7
+
+
+def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) -> None:
+    line = r'-c input.categories="sex=female\|male, thal=fixed\|normal\|reversible"'
+    with pytest.raises(FeddaError, match=line):
+        fedda.simulate(sites, "west", "fedavg", dir=sites.parent / "none", **FEW)
+    for load in (data.load_source, data.load_target):
+        with pytest.raises(DataError, match="has texts in sex, thal, and a run needs numbers"):
+            load(sites / "east.csv")
+    with pytest.raises(DataError, match="has texts in"):
+        list(data.batches(sites / "east.csv", (3,), 16))
+    said = data.describe(sites / "east.csv", "source")
+    assert said.texts == ("sex=female|male", "thal=fixed|normal|reversible")
+    assert said.columns == ("age", "sex", "thal") and "has texts in sex, thal" in said.warnings[0]
+    with pytest.raises(DataError, match="has texts in thal,"):
+        said.check_fit(("ill", "well"), "", "mean", CODED[:2])
+    done = CliRunner().invoke(app, ["data", "check", str(sites / "east.csv")])
+    assert done.exit_code == 0 and "input.categories=" in done.output
+
+
+def test_a_value_that_is_not_listed_is_an_error_or_missing(
+    sites: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    needs = coded(("age", "sex", "thal"), categories_of("sex=female|male,thal=normal|fixed|none"))
+    strict = Reading().within("", "refuse", needs)
+    count = pd.read_csv(sites / "east.csv")["thal"].tolist().count("reversible")
+    with pytest.raises(DataError, match=rf"has {count} values in its column thal that"):
+        data.load_source(sites / "east.csv", reading=strict)
+    filled = data.load_source(sites / "east.csv", reading=Reading().within("", "mean", needs)).x
+    assert not filled.isnan().any() and filled.shape == (90, 5)
+    assert f"{count} values in its column thal" in caplog.text and "reversible" not in caplog.text
+
+
+def test_a_site_codes_but_leaves_no_column_to_the_server(sites: Path) -> None:
+    """What a site offers has no texts; a list for other columns is not followed."""
+    from fedda.halves import load
+
+    node = {"role": "source", "name": "east", "data": str(sites / "east.csv")}
+    site = load("clients", "site.memory").Site(node | {"reproducible": True})
+    offered = site.offer()
+    assert offered["columns"] == ["age", "sex", "thal"] and "female" not in str(offered)
+    task = RunConfig.parse({"input.categories": LIST}).task(
+        "fedavg", 0, (5,), ["ill", "well"], 3, columns=CODED
+    )
+    site.check_fit(task)
+    assert site.training(task.inputs).shape == (5,)
+    one = task.model_copy(update={"column_names": "\n".join(CODED[1:])})
+    with pytest.raises(DataError, match="has texts in"):
+        site.training(one.inputs)
+
+
+def node(name: str, role: str, columns: tuple[str, ...]) -> Node:
+    offer = {"role": role, "name": name, "examples": 90, "tested": 0, "shape": [3]}
+    offer |= {"classes": ["a", "b"] if role == "source" else [], "columns": list(columns)}
+    return Node.read(len(name), offer | {"version": fedda.__version__, "keys": False})
+
+
+def test_the_server_knows_how_long_vectors_are(tmp_path: Path) -> None:
+    own = ("age", "sex", "thal")
+    nodes = [node("a", "source", own), node("home", "target", own)]
+    for missing, d in (("refuse", 5), ("indicator", 10)):
+        unified = InputConfig(categories=LIST, missing=missing)  # pyright: ignore
+        made = roster.form(nodes, unified)
+        assert made.shape == (d,) and made.columns == CODED
+    unnamed = node("bb", "source", ())
+    for nodes_of, categories in (([*nodes, unnamed], LIST), (nodes, "cp=1|2")):
+        with pytest.raises(RosterError, match="sites' columns have other names or none"):
+            roster.form(nodes_of, InputConfig(categories=categories))
+
+
+def test_a_table_with_texts_is_a_site_among_others(sites: Path, tmp_path: Path) -> None:
+    assert set(data.domains(sites)) == {"east", "north", "west"}
+    (tmp_path / "notes.csv").write_text("name,label\nx,y\n")
+    assert data.domains(tmp_path) == {}
+
+
+def labelling(target: Path, out: Path, *more: str) -> Any:
+    words = ["label", "--target", str(target), "--out", str(out), "--n", "9"]
+    return CliRunner().invoke(app, [*words, *more])
+
+
+def test_rows_are_named_by_an_identifier(sites: Path, tmp_path: Path) -> None:
+    named = pd.read_csv(sites / "east.csv").assign(patient=[f"P-{i:03}" for i in range(90)])
+    named.to_csv(tmp_path / "east.csv", index=False)
+    for i, more in enumerate((["--id", "patient"], ["--columns", "id=patient"])):
+        done = labelling(tmp_path / "east.csv", tmp_path / f"out-{i}", *more)
+        assert done.exit_code == 0, done.output
+        with (tmp_path / f"out-{i}" / "labels.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == 9 and all(row["key"] == f"P-{int(row['file']):03}" for row in rows)
+    done = labelling(sites / "east.csv", tmp_path / "odd", "--id", "nobody")
+    assert done.exit_code == 1 and "--id is nobody" in done.output
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_coding_is_what_a_naive_one_gives(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    texts = [str(draws.choice(["x", "y", "z"])) for _ in range(50)]
+    numbers, its = numbered(texts)
+    for order in itertools.permutations(("x", "y", "z")):
+        names = coded(("t",), {"t": order})
+        made = Coding(("t",), names, {"t": its}, "here", fills=False)
+        (x,) = made.every(iter([torch.from_numpy(numbers).float()[:, None]]))
+        assert x.tolist() == [[float(text == each) for each in order] for text in texts]
