@@ -232,6 +232,52 @@ def import_(
     _print_result(done)
 
 
+TestShareOption = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=0.9,
+        help="Share of each class to test on, drawn at random, where there is no split test.",
+    ),
+]
+
+
+@app.command()
+def hub(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="OWNER/NAME, or a folder with the data set's parquet files."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the sites to.")
+    ],
+    by: Annotated[
+        str, typer.Option(metavar="COLUMN", help="The column that names each row's site.")
+    ] = "domain",
+    columns: ColumnsOption = "",
+    test_share: TestShareOption = 0.2,
+) -> None:
+    """Fetch a data set of Hugging Face and write one folder per domain (extra hub).
+
+    It has parquet files with the columns image, label and one that names the domain. After an
+    interruption, type the same again. A target's labels are in its folder, too: its training never
+    reads them, and a test does.
+
+      fedda data hub flwrlabs/pacs ./pacs
+
+      fedda data hub flwrlabs/office-home ./office-home --test-share 0.5
+
+      fedda run kd3a --simulate ./pacs --target sketch --preset photos
+    """
+    from fedda.data.hub import sites_of
+
+    with clear_exit():
+        for site, rows in sites_of(name, out, by, columns, test_share).items():
+            echo(f"{out / site}: {rows} examples")
+
+
 @app.command("split")
 def split_(
     table: Annotated[
@@ -254,6 +300,7 @@ def split_(
     ] = "",
     follow_links: FollowOption = False,
     columns: ColumnsOption = "",
+    test_share: TestShareOption = 0.0,
 ) -> None:
     """Cut one table into one folder per site.
 
@@ -274,7 +321,7 @@ def split_(
 
     with clear_exit():
         reading = reading_of(split, follow_links=follow_links, columns=columns)
-        for site, rows in cut(table, out, by, reading).items():
+        for site, rows in cut(table, out, by, reading, test_share).items():
             echo(f"{out / site}: {rows} examples")
 
 

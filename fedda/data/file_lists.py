@@ -4,12 +4,14 @@
     art_painting_train_kfold.txt     art_painting/dog/pic_001.jpg 1
 
 The file's folder is its class; the number has to be the same for all files of a folder and for no
-others. A domain's lists lie in its folder, beside it, or in the folder that holds it alone.
+others. A domain's lists lie in its folder, whatever its name, beside it, or in the one that
+holds it alone.
 """
 
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -116,7 +118,19 @@ def lists_of(site: Path) -> list[tuple[Path, str]]:
             f"give the folder of one of them, such as {site / min(of)}"
         )
     within = [*_lists(inner[0], inner)] if len(inner) == 1 else []
-    return next(iter(of.values()), within)
+    return next(iter(of.values()), within) or _of_renamed(place, {each.name for each in inner})
+
+
+def _of_renamed(place: Path, classes: set[str]) -> list[tuple[Path, str]]:
+    """The lists in a domain's folder that has another name than they, such as clp for clipart."""
+    of: dict[str, list[tuple[Path, str]]] = {}
+    for file in sorted(place.glob(f"*_*{ENDING}")):
+        stem = _plain(file.stem)
+        for split in (s for end, s in _SPLITS.items() if stem.endswith(end) and file.is_file()):
+            with suppress(DataError):  # it is no list
+                if {line.path.parent.name for line in lines(file)} <= classes:
+                    of.setdefault(file.stem.rpartition("_")[0], []).append((file, split))
+    return next(iter(of.values())) if len(of) == 1 else []
 
 
 def _lists(place: Path, domains: list[Path]) -> Iterator[tuple[Path, str]]:

@@ -1,7 +1,7 @@
 """Where the images lie that a table names, and which of its columns names them.
 
-A name is a path from the table's folder, of a list also from the one above; or the name of an image
-in any folder below, with its ending or without.
+A name is a path from the table's folder, of a list also from the one above, or without the domain's
+name; or the name of an image in any folder below, with its ending or without.
 """
 
 import os
@@ -36,12 +36,14 @@ class NamedFiles:
         Raises:
             DataError: it could be one image as well as another.
         """
-        places = [self._table.parent]
-        places += [self._table.parent.parent] * (self._table.suffix == LIST)
-        for folder in places:
-            file = os.path.join(folder, name.replace("\0", "\ufffd"))
+        folder = self._table.parent
+        places = [folder / name]
+        if self._table.suffix == LIST:  # the domain's folder may have another name
+            places += [folder.parent / name, folder / name.partition("/")[2]]
+        for place in places:
+            file = str(place).replace("\0", "\ufffd")
             if os.path.lexists(file) and not os.path.isdir(file):
-                return folder / name
+                return place
         return self._below(name) or self._table.parent / name
 
     def knows(self, name: str) -> bool:

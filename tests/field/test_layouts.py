@@ -62,6 +62,20 @@ def check_read(site: Path) -> None:
     assert len(named) == 9
 
 
+def test_a_domain_as_it_is_downloaded_into_a_folder_of_any_name(tmp_path: Path) -> None:
+    """`--data ./clp` with the archive, the lists, and what the archive held, in it or as it."""
+    domain(tmp_path / "clp")
+    (tmp_path / "clp" / "clipart.zip").write_bytes(b"PK")
+    check_read(tmp_path / "clp")
+    domain(tmp_path / "there")
+    (tmp_path / "there" / "clipart").rename(tmp_path / "clip")
+    for name in ("clipart_train.txt", "clipart_test.txt"):
+        (tmp_path / "there" / name).rename(tmp_path / "clip" / name)
+    check_read(tmp_path / "clip")
+    with pytest.raises(DataError, match=r"clipart\.zip is an archive: unpack it"):
+        data.verify(tmp_path / "clp" / "clipart.zip", "source")
+
+
 @pytest.mark.parametrize("ends", ("", "_kfold"))
 @pytest.mark.parametrize("lists", (".", "clipart"))
 @pytest.mark.parametrize("given", (".", "clipart"))
