@@ -48,6 +48,8 @@ CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "
 GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
 GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
+HARMONISE = ("--data", "HERE/data", "--target", "va", "--seeds", "0", "--out", "HERE/harmonise")
+HARMONISE += ("--results", "HERE/made")
 TEACHER = ("--data", "HERE/data", "--set", "digits", "--target", "usps", "--images", "100")
 TEACHER += ("--rounds", "1", "--seeds", "0", "--out", "HERE/teacher", "--results", "HERE/made")
 REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
@@ -94,6 +96,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "fewer": FEWER,
     "fuzz_inputs": ("--cases", "60"),
     "grand": GRAND,
+    "harmonise": HARMONISE,
     "lazy": LAZY,
     "methods": METHODS,
     "photos": PHOTOS,
@@ -149,7 +152,7 @@ LEFT_OUT: dict[str, set[str]] = {
 
 
 def make_data(folder: Path) -> None:
-    """Make four tiny domains of noise, and three small ones of vectors."""
+    """Make four tiny domains of noise, and small ones of vectors and tables."""
     digits = folder / "data" / "digits"
     digits.mkdir(parents=True)
     draw = np.random.default_rng(0)
@@ -169,6 +172,15 @@ def make_data(folder: Path) -> None:
         y = np.arange(80) % 10
         x = centre[y] + 0.5 * draw.normal(size=(80, 12)) + 0.3 * draw.normal(size=12)
         np.savez(vectors / f"{name}.npz", x=x.astype(np.float16), y=y)
+    hospitals = folder / "data" / "heart_disease"
+    hospitals.mkdir()
+    for name in ("cleveland", "va", "zurich"):
+        y = np.arange(80) % 2
+        x = y[:, None] + draw.normal(size=(80, 13)) + 5
+        for i, kinds in {2: (1, 2, 3, 4), 6: (0, 1, 2), 10: (1, 2, 3), 12: (3, 6, 7)}.items():
+            x[:, i] = draw.choice(kinds, 80)
+        x[:9, 4] = np.nan
+        np.savez(hospitals / f"{name}.npz", x=x.astype(np.float32), y=y)
 
 
 def words(name: str, here: Path) -> list[str]:

@@ -437,6 +437,17 @@ def test_uneven_targets_in_small(here: Path) -> None:
     assert "total variation" in (here / "made" / "shares.md").read_text()
 
 
+@of("harmonise")
+def test_hospitals_on_one_scale_in_small(here: Path) -> None:
+    found = printed("harmonise", here)
+    assert 0 < found["location"] < 1 and 0 < found["scale"] < 1
+    text = (here / "made" / "harmonise.md").read_text()
+    ways = ("none", "site", "combat", "pooled", "one", "coded")
+    assert all(
+        text.count(f"{method}, {way} ") == 3 for method in ("FedAvg", "KD3A") for way in ways
+    )
+
+
 @of("fuzz_inputs")
 def test_the_fuzzed_inputs_in_small(here: Path) -> None:
     found = printed("fuzz_inputs", here)

@@ -460,3 +460,19 @@ def test_light_sites_offer_what_sites_offer(load: Any) -> None:
     """Else a server that takes no such offer would wait for them until its patience ends."""
     offered = load("light").offer("source-000")
     assert Node.read(1, offered).columns == () and set(offered) == OFFER
+
+
+def test_combat_by_hand(load: Any) -> None:
+    """A site's location goes to the columns' mean as far as its few values leave it open."""
+    combat = load("harmonise").combat
+    z = np.random.default_rng(0).normal(size=(8, 40)) + np.linspace(-1, 1, 40)
+    gamma, delta = z.mean(axis=0), z.var(axis=0, ddof=1)
+    location, scale = combat(z)
+    for before, after in ((gamma, location), (delta, scale)):
+        towards = (after - before) * (before.mean() - before)
+        far = np.abs(before - before.mean()) > before.std()
+        assert (towards[far] > 0).all() and after.std() < before.std()
+    many = np.tile(z, (500, 1))  # of many values the prior counts nothing
+    drawn = combat(many)
+    np.testing.assert_allclose(drawn[0], many.mean(axis=0), atol=2e-3)
+    np.testing.assert_allclose(drawn[1], many.var(axis=0), rtol=2e-2)

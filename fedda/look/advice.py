@@ -189,7 +189,7 @@ def _gaps(told: Sequence[Account]) -> Iterator[str]:
             if empty := [
                 site.column(c) for c, gap in enumerate(site.arrays["missing"]) if gap == 1
             ]:
-                yield f"{site.name} has no value in {listed(empty)}."
+                yield f"{site.name} has no number in {listed(empty)}."
     if found:
         yield f"There are gaps at {listed(found)}: input.missing fills them."
 

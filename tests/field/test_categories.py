@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,19 @@ def test_a_site_codes_but_leaves_no_column_to_the_server(sites: Path) -> None:
     one = task.model_copy(update={"column_names": "\n".join(CODED[1:])})
     with pytest.raises(DataError, match="has texts in"):
         site.training(one.inputs)
+
+
+def test_a_look_tells_nothing_of_texts_but_that_they_are_there(sites: Path, tmp_path: Path) -> None:
+    words = ["look", "--data", str(sites), "--target", "west", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    told = json.loads((tmp_path / "out" / "look.json").read_text())
+    for site in told["sites"]:
+        assert site["columns"] == ["age", "sex", "thal"]
+        arrays = site["arrays"]
+        assert arrays["missing"] == [0.0, 1.0, 1.0] and not any(arrays["share"][1])
+        assert arrays["mean"][0] > 40 and arrays["mean"][1:] == [0.0, 0.0]
+    assert "male" not in str(told) and "reversible" not in str(told)
 
 
 def node(name: str, role: str, columns: tuple[str, ...]) -> Node:
