@@ -90,11 +90,11 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             f"input.categories names '{escaped(odd[0])}', and the sites' columns have other names"
             " or none: take its name from the files' first row"
         )
-    found = []
+    found = list[str]()
     for name in columns:
         values = declared.get(name, ())
-        found += [listed_as(name, [v]) for v in values] if len(values) > 2 else []
-        found += [] if len(values) > 2 else [listed_as(name, values) if values else name]
+        each = [values] if len(values) == 2 else [[value] for value in values]
+        found += [listed_as(name, some) for some in each] or [name]
     if len({*found}) < len(found):
         raise DataError("input.categories gives two columns one name: rename one in the files")
     return tuple(found)
