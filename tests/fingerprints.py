@@ -146,10 +146,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"dils.loss": "grl", "dils.lr": 2e-4, "dils.pretrain": 1, "exchange.overlap": True},
     ),
     "dils wassda": ("dils", {"dils.loss": "wassda", "dils.pretrain": 1, "dils.lr": 0.001}),
-    "fruda": ("fruda", {"rounds": 2}),
+    "fruda": ("fruda", {"fruda.lr": 2e-4, "rounds": 2}),
     "fruda pad": (
         "fruda",
-        {"fruda.pretrain": 1, "rounds": 3, "fruda.select": "pad", "fruda.keep": "adapted"},
+        {"fruda.lr": 2e-4, "fruda.pretrain": 1, "rounds": 3, "fruda.select": "pad"}
+        | {"fruda.keep": "adapted"},
     ),
     "feddadil": ("feddadil", {}),
     "feddadil encoder": ("feddadil", {"feddadil.encoder-share": 0.5, "rounds": 4}),
