@@ -131,7 +131,7 @@ class Target(Learner):
         """Return the heads, which are fitted once per request."""
         if self.heads is None:
             self.heads = self.dictionary.fit(*self.atoms(), self.request.round)
-            if self.request.round == self.task.rounds:
+            if self.request.is_last:
                 self.dictionary.save(self.heads)
         return self.heads
 

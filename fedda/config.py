@@ -513,6 +513,12 @@ class RunSection(Section):
         "models at the target: it says on which share of its images each of them, and this run's, "
         "has the class that their mean has; for `fedda choose`",
     )
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="end a training early: after so many tests of its last phase without a higher "
+        "infomax, which needs no labels, one more round is the last; 0: never",
+    )
     keep: Literal["last", "better"] = Field(
         default="last",
         description="the model of the results: last round's, or the source-only baseline's where "

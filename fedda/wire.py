@@ -357,7 +357,8 @@ def _same_entries(given: Manifest, needed: Manifest, where: str) -> None:
 class Part:
     """What a site does in one hop of a round: what it may be sent, and what it may send back.
 
-    In addition every request names its round, phase, hop and part.
+    In addition every request names its round, phase, hop and part, and whether the round is the
+    last though more were planned.
 
     Attributes:
         enters: arrays and numbers of the request.

@@ -18,7 +18,7 @@ from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import able, checkpoint, newcomers, sequence
+from . import able, checkpoint, newcomers, sequence, stopping
 from .attendance import OF_SOURCES, Sites
 from .journal import Journal
 from .rehearsal import rehearse
@@ -289,9 +289,11 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
     for method, seed, target in product(config.trainings, config.seeds, targets):
         aim = sequence.facing(config, method, known, target, targets)
         earlier = aim.targets[1:]
-        state = checkpoint.read(folder / task_for(config, method, seed, aim).label)
+        task = task_for(config, method, seed, aim)
+        state = checkpoint.read(folder / task.label)
         after = state.round if state else 0
-        parts = set(config.parts(method, after, later=bool(earlier)))
+        last = stopping.last_round(task, config.run.patience, state.history if state else ())
+        parts = set() if after == last else set(config.parts(method, after, later=bool(earlier)))
         if state and checkpoint.untested(state):
             parts.add("target")
         if parts:

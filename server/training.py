@@ -23,7 +23,7 @@ from fedda.results.read import MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
-from . import appraised, checkpoint
+from . import appraised, checkpoint, stopping
 from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
@@ -116,14 +116,14 @@ class TrainingRounds:
             "training",
             **self._about,
             round=state.round,
-            rounds=self.task.rounds,
+            rounds=self._last(state),
         )
         arrays, resumed = strategy.packed(state.model), state.round
-        while state.round < self.task.rounds:
+        while state.round < self._last(state):
             # The state's model is a view of the bytes that are sent, so memory holds it once.
             state.model = self._unpacked(arrays)
             start = time.perf_counter()
-            self.round = state.round + 1
+            self.round, strategy.last = state.round + 1, self._last(state)
             self.phases.restart()
             self._fewest: list[int] = []
             arrays, numbers = self._train_round(strategy, arrays)
@@ -153,9 +153,20 @@ class TrainingRounds:
             self.journal.write("round", **self._about, **entry)
             for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
                 self.journal.write("doubt", **self._about, **doubt.to_json())
-        if resumed == self.task.rounds and checkpoint.untested(state):
+            self._say_if_ending(state)
+        if resumed == self._last(state) and checkpoint.untested(state):
             state = self._make_up(strategy, arrays, state)
         return self._finish(state)
+
+    def _last(self, state: checkpoint.State) -> int:
+        """The training's last round, as far as its finished rounds tell."""
+        return stopping.last_round(self.task, self.config.run.patience, state.history)
+
+    def _say_if_ending(self, state: checkpoint.State) -> None:
+        """Write to the journal that the training will end early, once that is known."""
+        patience, last = self.config.run.patience, self._last(state)
+        if last == state.round + 1 and (text := stopping.sentence(self.task, patience, last)):
+            self.journal.write("ending", **self._about, round=state.round, last=last, text=text)
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         """Make the strategy, with what the state says that it remembers."""
@@ -248,7 +259,7 @@ class TrainingRounds:
 
         The run waits for the target, but not once more in every round while it stays away.
         """
-        last, target = self.round == self.task.rounds, self.roster.target.name
+        last, target = strategy.is_last, self.roster.target.name
         self._said.clear()
         for _ in range(self.config.wait.tries):
             tested = self._test(strategy, arrays)
@@ -273,7 +284,7 @@ class TrainingRounds:
         self, strategy: base.FedDA, arrays: ArrayRecord, state: checkpoint.State
     ) -> checkpoint.State:
         """Test the last round's model if no test of it came back in its round."""
-        self.round = state.round
+        self.round = strategy.last = state.round
         tested = self._tested(strategy, arrays)
         if tested is None:
             return state
@@ -300,14 +311,15 @@ class TrainingRounds:
         }
         train = self.task.train
         steps = max(sources.values(), default=0) / train.batch_size / train.rounds_per_epoch
-        about = (self.task.rounds, self.task.classes, sources, entropies)
+        last = stopping.last_round(self.task, self.config.run.patience, history)
+        about = (last, self.task.classes, sources, entropies)
         told = {"rate": train.lr, "steps": steps, "suspect": self.task.suspect}
         return doubts(seen, *about, **told)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
-            if self.round == self.task.rounds and self._calibrations is None:
+            if strategy.is_last and self._calibrations is None:
                 self._calibrations = self._calibrate(strategy, arrays)
             sent = ConfigRecord({**appraised.thresholds(self._calibrations or {})})
             requests = strategy.configure_evaluate(self.round, arrays, sent, self.grid)
@@ -319,7 +331,7 @@ class TrainingRounds:
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
-        if self.round == self.task.rounds:
+        if strategy.is_last:
             tested[appraised.WORTH] = appraised.read(
                 tested,
                 self._calibrations or {},
@@ -381,9 +393,10 @@ class TrainingRounds:
             "selected_round": state.best.get("round"),
             "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
             "bytes": self.ledger.total(),
-            "calibration_bytes": sum(self.ledger.round(self.task.rounds + 1).values()),
+            "calibration_bytes": sum(self.ledger.round(state.round + 1).values()),
             "model": str(path),
             "hidden": self.task.hidden,
+            "stopped": stopping.sentence(self.task, self.config.run.patience, state.round),
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
             **worth_it,

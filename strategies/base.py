@@ -51,6 +51,7 @@ class FedDA(Strategy):
         model: the same model in the precision in which it is sent.
         memory: what the strategy remembers from round to round.
         weights: how much each site counted in the last mean, for reports.
+        last: the training's last round: the planned one, or an earlier one if the run ends it.
         channel: how the sources' models come: as they are, under masks, or sealed.
     """
 
@@ -62,6 +63,7 @@ class FedDA(Strategy):
         self.post = Post(setup)
         self.memory = Memory()
         self.weights: dict[str, float] = {}
+        self.last = setup.task.rounds
         self.channel = CHANNELS[self.task.hidden](self)
         self.session: Session | None = None
         self._mail = setup.mail
@@ -123,6 +125,16 @@ class FedDA(Strategy):
     def phase(self) -> Phase:
         """The phase of this round."""
         return self.stage.phase
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is the training's last round."""
+        return self.round == self.last
+
+    def heading(self, hop: str, part: str) -> Heading:
+        """What a request of this round names."""
+        early = self.is_last and self.round < self.task.rounds
+        return Heading(self.round, self.phase.name, hop, part, early)
 
     @property
     def reported(self) -> str:
@@ -220,7 +232,7 @@ class FedDA(Strategy):
         if contract.gradients and self.session and node.name in self.session.invitations:
             invitation = self.session.invitations[node.name]
             exchange = {**self.setup.summing.lazy.flat(), **invitation.flat()}
-        heading = Heading(self.round, phase.name, hop, part)
+        heading = self.heading(hop, part)
         layouts = phase.layouts(self.options, self.setup.model)
         return self.post.write(node, heading, contract, layouts, arrays, numbers, exchange)
 
@@ -232,7 +244,7 @@ class FedDA(Strategy):
         """
         phase, node = self.phase, self.roster.target
         layouts = phase.layouts_for(True)(self.options, self.setup.model)
-        heading = Heading(self.round, phase.name, "test", "target")
+        heading = self.heading("test", "target")
         taken = phase.test.enters.numbers
         told = {n: v for n, v in (numbers or {}).items() if n.split("/")[0] + "/*" in taken}
         return self.post.write(
@@ -244,7 +256,7 @@ class FedDA(Strategy):
 
         Only fedda's own mail sends a request again whose model the target has lost.
         """
-        if self.setup.mail is None or self.round == self.task.rounds:
+        if self.setup.mail is None or self.is_last:
             return False
         hops = self.task.stage(self.round + 1).phase.hops.values()
         enters = [hop["target"].enters for hop in hops if "target" in hop]
@@ -430,7 +442,7 @@ class FedDA(Strategy):
         layouts = self.phase.layouts_for(True)(self.options, self.setup.model)
         for node in self.calibrating() if self.task.about.calibrates else ():
             if self.is_online(node):
-                heading = Heading(self.round, self.phase.name, "calibrate", self.part_of(node))
+                heading = self.heading("calibrate", self.part_of(node))
                 yield self.post.write(node, heading, CALIBRATE, layouts, {"model": self.model})
 
     def aggregate_calibrate(self, replies: Iterable[Message]) -> dict[str, dict[str, float]]:

@@ -251,7 +251,7 @@ class FRUDA(DILS):
     def adapted(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:
         """Return the collaborator's model as it was; after the last round the target's."""
         _, numbers = self.collected(replies)
-        if self.round < self.stage.last:
+        if not self.is_last:
             return self.global_model.unpack(), numbers
         return self.measured(numbers)
 
@@ -294,7 +294,7 @@ class FRUDA(DILS):
 
     def tested(self) -> dict[str, Packed]:
         """Return the model, except in the adaptation: the target then tests its own."""
-        return {} if self.adapts and self.round < self.stage.last else {"model": self.model}
+        return {} if self.adapts and not self.is_last else {"model": self.model}
 
     def part_of(self, node: Node) -> str:
         """Return target for the target; else source while pretraining, then collaborator."""

@@ -230,7 +230,7 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
 
 # ---- what the messages hold ----------------------------------------------------------------------
 
-HEADING = {"round", "phase", "hop", "part"}
+HEADING = {"round", "phase", "hop", "part", "final"}
 TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
 TASK |= {"secure", "frozen", "resize", "window", "missing", "refine"}
 TASK |= {"shares", "beside", "column-names"}

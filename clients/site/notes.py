@@ -118,7 +118,7 @@ class Notes:
         self.client = client
         self.task = task
         self.round = request.round
-        self.is_last = request.round == task.rounds
+        self.is_last = request.is_last
         self.folder = site.state_dir / site.name / "notes" / task.training
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:

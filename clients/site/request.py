@@ -19,7 +19,7 @@ from fedda.wire import CALIBRATE, Manifest, Packed, Part
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
 TABLES = ("task", "step", "exchange")  # of a request; in one flat table their keys are `step.round`
-HEADING = ("round", "phase", "hop", "part")  # fields of every request
+HEADING = ("round", "phase", "hop", "part", "final")  # of a request; the last only in such a round
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Request:
         stage: the phase of that round, with its first round and its last.
         hop: what is asked for; `test` or `calibrate` in an evaluation request.
         part: the part that the site plays in it.
+        final: whether this is the last round, though the task plans others after it.
         arrays: the received arrays, by name.
         numbers: the received numbers, by name.
         exchange: where and how the site sums gradients; None if it does not.
@@ -74,6 +75,7 @@ class Request:
     arrays: Mapping[str, Packed]
     numbers: Mapping[str, Any]
     exchange: Exchange | None = None
+    final: bool = False
 
     @classmethod
     def make(
@@ -86,13 +88,15 @@ class Request:
         """Make a request from the tables and arrays of a message.
 
         Raises:
-            WireError: round, phase, hop or part is invalid, or they do not fit together.
+            WireError: round, phase, hop, part or final is invalid, or they do not fit together.
             ConfigError: a setting of the task is invalid.
         """
         training, heading = Task.parse(task), {name: step.get(name) for name in HEADING}
-        server_round, phase, hop, part = heading.values()
+        server_round, phase, hop, part, final = heading.values()
         if type(server_round) is not int or not 1 <= server_round <= training.rounds:
             raise WireError(f"The request is for round {server_round} of {training.rounds}.")
+        if final is not None and final is not True:
+            raise WireError("A request says that its round is final by true, or says nothing.")
         stage = training.stage(server_round)
         if phase != stage.phase.name:
             raise WireError(
@@ -101,7 +105,8 @@ class Request:
             )
         numbers = {name: value for name, value in step.items() if name not in HEADING}
         read = None if exchange is None else Exchange.read(exchange)
-        request = cls(training, server_round, stage, str(hop), str(part), arrays, numbers, read)
+        what = training, server_round, stage, str(hop), str(part)
+        request = cls(*what, arrays, numbers, read, final is True)
         assert request.contract  # raises WireError if there is none
         return request
 
@@ -125,7 +130,7 @@ class Request:
     @property
     def is_last(self) -> bool:
         """Whether this is the last round; its test also says what the model is worth."""
-        return self.round == self.task.rounds
+        return self.final or self.round == self.task.rounds
 
     @cached_property
     def contract(self) -> Part:

@@ -9,6 +9,7 @@ from fedda.results.read import (
     adapted_elsewhere,
     counted,
     duration,
+    ended_early,
     missing_tests,
     refined_at,
     spans,
@@ -157,7 +158,8 @@ def _remarks(run: RunSeries) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    said = missing_tests(run.results) + adapted_elsewhere(run.results) + refined_at(run.results)
+    said = missing_tests(run.results) + ended_early(run.results)
+    said += adapted_elsewhere(run.results) + refined_at(run.results)
     said += transfer.notes(run.results)
     remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
     if len(run.seeds) > 1:

@@ -101,6 +101,7 @@ class Display(OnTerminal):
             "round": self._round,
             "trouble": self._trouble,
             "doubt": self._doubt,
+            "ending": self._doubt,
         }
         self._story.add(event)
         if event["event"] in shows:

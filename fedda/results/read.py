@@ -236,6 +236,16 @@ def missing_tests(results: Results) -> list[str]:
     ]
 
 
+def ended_early(results: Results) -> list[str]:
+    """Say which trainings ended before their last planned round, and why; or []."""
+    return [
+        f"{title(results, method)}, {printable(seed_of(results, training))}: {training['stopped']}"
+        for method, trainings in results["trainings"].items()
+        for training in trainings
+        if training.get("stopped")
+    ]
+
+
 def printable(text: str) -> str:
     """Put a text from a site on one line and remove control codes that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)
@@ -322,6 +332,7 @@ def summary(results: Results) -> dict[str, Any]:
             ),
             "bytes": dict(sorted(total.items())),
             "calibration": sum(t.get("calibration_bytes", 0) for t in trainings),
+            "rounds": sum(len(t["rounds"]) for t in trainings),
         }
     return {
         "name": results["name"],

@@ -58,6 +58,7 @@ def _training(story: Story, key: Key) -> dict[str, Any]:
         "seed": key[1],
         **({"target": target} if target else {}),
         **entries[-1].get(WORTH, {}),
+        "stopped": story.endings.get(key, ""),
         "seconds": round(sum(entry["seconds"] for entry in entries), 3),
         "bytes": dict(total),
         "doubts": [

@@ -39,6 +39,7 @@ class Story:
         trainings: the rounds of each training, by their number.
         troubles: what went wrong, as results.json lists it.
         doubts: signs that a training went wrong, by training.
+        endings: why a training ends before its last planned round, by training.
         began: time of the run's first start.
         last: time of the last event.
     """
@@ -62,6 +63,7 @@ class Story:
     trainings: dict[Key, dict[int, Entry]] = field(default_factory=dict)
     troubles: list[Event] = field(default_factory=list)
     doubts: dict[Key, list[Event]] = field(default_factory=dict)
+    endings: dict[Key, str] = field(default_factory=dict)
     began: float = 0.0
     last: float = 0.0
 
@@ -161,6 +163,9 @@ class Story:
                 before = self.trainings.get(self.current, {})
                 kept = {n: e for n, e in before.items() if n <= event["round"]}
                 self.trainings[self.current] = kept
+            case "ending":
+                self.rounds = self.lengths[self.key(event)] = event["last"]
+                self.endings[self.key(event)] = str(event["text"])
             case "round":
                 self._round(event)
             case "trouble":

@@ -17,6 +17,7 @@ from fedda.results.read import (
     counted,
     doubted,
     duration,
+    ended_early,
     event_of,
     human,
     missing_tests,
@@ -143,7 +144,8 @@ def _notes(report: dict[str, Any], results: Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    notes += missing_tests(results) + adapted_elsewhere(results) + refined_at(results)
+    notes += missing_tests(results) + ended_early(results)
+    notes += adapted_elsewhere(results) + refined_at(results)
     return notes + transfer.notes(results)
 
 
@@ -197,7 +199,6 @@ def _weights(report: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
 def _bytes(report: dict[str, Any]) -> Table:
     """The bytes that crossed, exact and rounded to three digits."""
     counts = {method: m["bytes"] for method, m in report["methods"].items()}
-    seeds = len(report["seeds"])
     shown = _table(f"bytes that crossed, {_over(report)}")
     shown.add_column("what")
     for method in counts:
@@ -216,11 +217,11 @@ def _bytes(report: dict[str, Any]) -> Table:
     shown.add_section()
     totals = [sum(c.values()) for c in counts.values()]
     add("in all", totals, style="bold")
-    rounds = report["rounds"] * seeds * len(report["targets"])
+    rounds = [m["rounds"] for m in report["methods"].values()]
     after = [m["calibration"] for m in report["methods"].values()]
     if any(after):
         add("of these to calibrate", after)
-    add("a round", [round((t - a) / rounds) for t, a in zip(totals, after, strict=True)])
+    add("a round", [round((t - a) / r) for t, a, r in zip(totals, after, rounds, strict=True)])
     return shown
 
 

@@ -121,6 +121,8 @@ class RunConfig(Section):
             raise ConfigError(
                 "run.keep is better, which needs the target's last test; set run.evaluate to true."
             )
+        if self.run.patience:
+            self._check_patience()
         known = [*NETWORKS, *plugins.installed("models")]
         if self.model.name not in known and not self.model.name.startswith(TIMM):
             raise ConfigError(
@@ -186,6 +188,20 @@ class RunConfig(Section):
                 f"{batch * p} examples, but exchange.min-examples asks for {few}; raise "
                 f"exchange.p to {-(-few // batch)} or train.batch-size to {-(-few // p)}."
             )
+
+    def _check_patience(self) -> None:
+        """Refuse patience where no test of a training's last phase says what it waits for."""
+        if not self.run.evaluate:
+            raise ConfigError(
+                f"run.patience is {self.run.patience}, which needs the target's tests; set "
+                "run.evaluate to true, or run.patience to 0."
+            )
+        for name in self.trainings:
+            if "infomax" not in plugins.method(name).phases[-1].test.leaves.numbers:
+                raise ConfigError(
+                    f"run.patience is {self.run.patience}, but {name}'s tests say no infomax, by "
+                    "which a training without labels is seen to rise; set run.patience to 0."
+                )
 
     def _check_secure(self) -> None:
         """Refuse what a sum without single models cannot do."""

@@ -22,12 +22,20 @@ LEFT_OUT = "left out of this round"
 
 @dataclass(frozen=True)
 class Heading:
-    """What every request names: its round, phase, hop and part."""
+    """What every request names: its round, phase, hop and part.
+
+    And whether the round is the last though others were planned, only if it is.
+    """
 
     round: int
     phase: str
     hop: str
     part: str
+    final: bool = False
+
+    def table(self) -> dict[str, Any]:
+        """The entries of a request."""
+        return {name: value for name, value in vars(self).items() if value is not False}
 
 
 class Post:
@@ -75,7 +83,7 @@ class Post:
         """
         self.open[node.name] = (part, layouts, arrays.get(MODEL))
         tables = {"exchange": exchange} if exchange else {}
-        tables |= {"step": {**vars(heading), **(numbers or {})}, "task": self._setup.task.flat()}
+        tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._setup.task.flat()}
         wait, tests = self._setup.wait, heading.hop in ("test", "calibrate")
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
 
