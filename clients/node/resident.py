@@ -23,6 +23,7 @@ from fedda.errors import Code, KeyFileError, code_of
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
 from fedda.ops import keys, refusal
 
+from .ending import Ending
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Fleet, FleetConnection
 from .interrupt import Interrupt
@@ -158,6 +159,7 @@ def serve(
     state: Path | None = None,
     patience: float = PATIENCE_S,
     proxy: str = "",
+    ending: Ending | None = None,
 ) -> None:
     """Answer messages until SIGINT or SIGTERM; reconnect whenever the connection is lost.
 
@@ -175,6 +177,7 @@ def serve(
             without it the server refuses the key until the old session has timed out.
         patience: seconds to keep trying while the server refuses the key.
         proxy: the one that the environment names for this server, for what is told.
+        ending: lets the node leave after a round; None: only signals end it.
 
     Raises:
         KeyFileError: the key or a certificate is missing, wrong, expired, revoked or unregistered.
@@ -216,7 +219,7 @@ def serve(
                         id_file.write_text(str(connection.node_id))
                     tell("connected", f"to {superlink} as node {connection.node_id}")
                     excuse(unfinished, connection, tell, on_refusal)
-                    work(resident, connection, poll, unfinished, interrupt)
+                    work(resident, connection, poll, unfinished, interrupt, ending)
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
                 finally:
@@ -257,6 +260,7 @@ def work(
     poll: float,
     unfinished: Unfinished | None = None,
     interrupt: Interrupt | None = None,
+    ending: Ending | None = None,
 ) -> None:
     """Pull messages, answer them and push the replies, without end.
 
@@ -266,15 +270,20 @@ def work(
         poll: seconds between two requests for messages while a run is going on.
         unfinished: remembers the request that is being worked on.
         interrupt: ends the work when the session is lost.
+        ending: says when to leave between two rounds.
 
     Raises:
+        Stopped: `ending` says so.
         SessionLost: the server forgot this node.
     """
     unfinished, interrupt = unfinished or Unfinished(), interrupt or Interrupt()
+    ending = ending or Ending()
     last_message = time.monotonic()
     while True:
         asked = time.monotonic()
         received = persist(connection.receive, resident.tell)
+        if ending.over(None if received is None else received[0]):
+            raise Stopped
         if received is None:
             now = time.monotonic()
             # A slow answer means a busy server, unless it only held the request: a node keeps it
@@ -294,6 +303,7 @@ def work(
         with interrupt.working():
             _exchange(resident, connection, head, tree)
         unfinished.end()
+        ending.worked(head)
         last_message = time.monotonic()
 
 

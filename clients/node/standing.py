@@ -27,6 +27,7 @@ class Standing:
 
     def __init__(self, state: Path) -> None:
         self.path = state / FILE
+        self.text = ""  # of the newest standing
 
     def tell(self, kind: str, text: str) -> None:
         """Keep what an event says about how the site stands; other events change nothing."""
@@ -38,6 +39,7 @@ class Standing:
         self._keep("refused", text)
 
     def _keep(self, standing: str, text: str) -> None:
+        self.text = text
         now = {"standing": standing, "text": text, "since": round(time.time())}
         with replacing(self.path) as part:  # a health check never reads half a file
             part.write_text(json.dumps(now) + "\n")

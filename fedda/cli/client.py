@@ -1,5 +1,6 @@
 """`fedda-client`: join a site to a federation and answer the server with the site's data."""
 
+import contextlib
 import json
 import logging
 import os
@@ -221,6 +222,18 @@ def client(
             "the server sends.",
         ),
     ] = False,
+    page: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            show_default=False,
+            help="Show at this port of this machine alone what the site was asked, what left and "
+            "was refused, the budgets and the policy, and a button that stops it after the round. "
+            "0: a free port. The address is written when the client starts.",
+        ),
+    ] = None,
     log: Annotated[
         Path | None,
         typer.Option(metavar="FILE", dir_okay=False, help="Write the full log here as well."),
@@ -252,6 +265,8 @@ def client(
         server = address(superlink)
         superlink = str(server)
         _check_options(ca, key, insecure)
+        if stock and page is not None:
+            raise ConfigError("--page is not served with --stock: leave out one of them")
         through = proxy_to(server, tls=not insecure)
         data = data.absolute()
         name = name or _default_name(data, key)
@@ -344,23 +359,35 @@ def client(
                 logging.getLogger("fedda.client").info("%s: %s", kind, text)
                 standing.tell(kind, text)
 
+            ending = load("clients", "node.ending").Ending()
+            shown = contextlib.nullcontext()
+            if page is not None:
+                about = rules.parse(str(config.get("policy", "")))
+                seen = load("clients", "policy.seen").Seen(state, about)
+                served = load("clients", "node.own_page").served
+                shown = served(name, seen, standing, ending, page)
+
             how = f"through the proxy {through}" if through else "directly, through no proxy"
             logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
             standing.tell("waiting", f"connecting to {superlink}, {how}")
             try:
-                resident.serve(
-                    installed,
-                    superlink=superlink,
-                    node_config=config,
-                    root_certificates=ca,
-                    key=key,
-                    insecure=insecure,
-                    on_event=say,
-                    on_refusal=trail.answered,
-                    state=state,
-                    patience=patience,
-                    proxy=through,
-                )
+                with shown as own:
+                    if own is not None:
+                        echo(f"this site's own page, for whoever has the address: {own.address}")
+                    resident.serve(
+                        installed,
+                        superlink=superlink,
+                        node_config=config,
+                        root_certificates=ca,
+                        key=key,
+                        insecure=insecure,
+                        on_event=say,
+                        on_refusal=trail.answered,
+                        state=state,
+                        patience=patience,
+                        proxy=through,
+                        ending=ending,
+                    )
             except KeyFileError as error:
                 standing.refused(str(error))
                 raise
