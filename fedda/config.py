@@ -499,6 +499,11 @@ class RunSection(Section):
         default=False,
         description="train nothing, and ask the sites what their data look like; for `fedda look`",
     )
+    logs: str = Field(
+        default="",
+        description="train nothing, and ask the site of this name for plain lines of its log; for "
+        "`fedda logs`",
+    )
     evaluate: bool = Field(
         default=True, description="let the target test each round, if it has labels"
     )

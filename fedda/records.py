@@ -12,24 +12,25 @@ A message holds at most these records, and any other is refused:
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
     look        the run; what a site's data look like     (queries of `fedda look`, their replies)
+    logs        the run; plain lines of a site's log      (queries of `fedda logs`, their replies)
 """
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
-Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look"]
+Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look", "logs"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"
-RECORDS = ("arrays", "manifests", "task", "step", "exchange", "kept", "metrics", "offer", "look")
+RECORDS = ("arrays", "manifests", *get_args(Table))
 
 
 def write(arrays: Mapping[str, Packed] | None = None, **tables: Mapping[str, Any]) -> RecordDict:

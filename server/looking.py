@@ -1,4 +1,6 @@
-"""Ask all sites what their data look like, and compare what they tell: `fedda look`.
+"""Ask sites something outside any training: what their data look like, or lines of a log.
+
+`fedda look` asks all, and compares what they tell; `fedda logs` asks one.
 
 It is a run without a training, with a journal, a record of what crossed, and bytes by kind. No site
 needs to fit to the others, so none is asked what it offers a run.
@@ -6,7 +8,7 @@ needs to fit to the others, so none is asked what it offers a run.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from .superlink.lean_grid import LeanGrid
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply
+MOST_TEXT = 2**16  # characters of a log
 ROUND = 1  # of the ledger and the record
 
 
@@ -57,7 +60,15 @@ def execute(
         if names is None:
             names = {node.node_id: node.name for node in grid.get_nodes()}
         called = {node: names.get(node) or f"node {node}" for node in nodes}
-        told, refused, ledger = _asked(config, grid, journal, called)
+        accounts: dict[str, Account] = {}
+
+        def take(reply: Message) -> None:
+            site = _read(reply, accounts)
+            accounts[site.name] = site
+            journal.write("joined", site=site.name, role=site.role, text=f"{site.name} told")
+
+        refused, ledger = _asked(config, grid, journal, called, "look", take)
+        told = [accounts[name] for name in sorted(accounts)]
         if len(told) < 2:
             raise QuorumError(
                 f"{len(told)} of {len(nodes)} sites told what their data look like, and 2 are "
@@ -68,6 +79,49 @@ def execute(
         checkpoint.replace(folder / LOOKED, json.dumps(seen, indent=1).encode())
         journal.write("done", results=str(folder / LOOKED))
     return seen
+
+
+def logs(
+    config: RunConfig, grid: Grid, journal: Journal, names: Mapping[int, str] | None = None
+) -> None:
+    """Ask a site for the last plain lines of its log, and write them to look.json.
+
+    Args:
+        config: the run; `run.logs` names the site, and of the rest its folder and waits count.
+        grid: the way to the sites.
+        journal: receives every event.
+        names: of the nodes; by default those of their registered keys.
+
+    Raises:
+        QuorumError: the site is not connected, or it told nothing.
+        RunError: the run's folder holds a run already, or cannot be written.
+    """
+    folder, site = Path(config.run.dir) / config.run.name, config.run.logs
+    with alone(folder):
+        claim(folder, config)
+        if names is None:
+            names = {node.node_id: node.name for node in grid.get_nodes()}
+        there = {node: names.get(node) or f"node {node}" for node in grid.get_node_ids()}
+        asked = {node: name for node, name in there.items() if name == site}
+        if not asked:
+            raise QuorumError(
+                f"No site '{site}' is connected; there are {', '.join(sorted(there.values()))}."
+                if there
+                else f"No site '{site}' is connected, and no other is."
+            )
+        texts: list[str] = []
+
+        def take(reply: Message) -> None:
+            texts.append(_lines(reply))
+
+        refused, _ = _asked(config, grid, journal, asked, "logs", take)
+        if refused:
+            raise QuorumError(
+                f"{site} tells no line of its log: {refused[site]}; it does if its policy has "
+                "leaving.logs = true."
+            )
+        checkpoint.replace(folder / LOOKED, json.dumps({"text": texts[0]}).encode())
+        journal.write("done", results=str(folder / LOOKED))
 
 
 def _reasons(refused: Mapping[str, str]) -> str:
@@ -99,12 +153,25 @@ def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:
 
 
 def _asked(
-    config: RunConfig, grid: Grid, journal: Journal, names: Mapping[int, str]
-) -> tuple[list[Account], dict[str, str], Ledger]:
-    """Ask the nodes -> what they told, by name; why others did not; the bytes."""
-    told: dict[str, Account] = {}
+    config: RunConfig,
+    grid: Grid,
+    journal: Journal,
+    names: Mapping[int, str],
+    what: str,
+    take: Callable[[Message], None],
+) -> tuple[dict[str, str], Ledger]:
+    """Ask the nodes -> why some told nothing, by name; the bytes.
+
+    Args:
+        config: the run.
+        grid: the way to the sites.
+        journal: receives who told nothing.
+        names: of the nodes.
+        what: the question, `look` or `logs`.
+        take: called with each reply; raises a FeddaError if the site told nothing.
+    """
     refused = {name: f"no reply within {config.wait.train:g} s" for name in names.values()}
-    ledger, crossed = Ledger(), Crossed(Path(config.run.dir) / config.run.name, grid, "look")
+    ledger, crossed = Ledger(), Crossed(Path(config.run.dir) / config.run.name, grid, what)
 
     def sent(message: Message) -> None:
         ledger.count(message, ROUND, "site", "to")
@@ -115,8 +182,9 @@ def _asked(
         crossed.message("received", names[message.metadata.src_node_id], ROUND, message)
 
     def question(node: int) -> Message:
-        content = records.write(look={"run": config.run.name})
-        return Message(content, node, "query.look", ttl=config.wait.train, group_id="look")
+        table: records.Table = "logs" if what == "logs" else "look"
+        content = records.write(**{table: {"run": config.run.name}})
+        return Message(content, node, f"query.{what}", ttl=config.wait.train, group_id=what)
 
     if isinstance(grid, LeanGrid):
         grid.expect(MOST_BYTES)
@@ -124,16 +192,29 @@ def _asked(
     for reply in post.deliver(map(question, names), config.wait.train):
         name = names[reply.metadata.src_node_id]
         try:
-            site = _read(reply, told)
+            take(reply)
         except FeddaError as error:
             refused[name] = str(error).rstrip(".")
             continue
         del refused[name]
-        told[site.name] = site
-        journal.write("joined", site=site.name, role=site.role, text=f"{site.name} told")
     for name, text in refused.items():
         journal.trouble("refused", name, text)
-    return [told[name] for name in sorted(told)], refused, ledger
+    return refused, ledger
+
+
+def _lines(reply: Message) -> str:
+    """The lines that a site told, in one text.
+
+    Raises:
+        FeddaError: it told none, or something else than it may.
+    """
+    if reply.has_error():
+        raise FeddaError(public(reply.error.code))
+    arrays, tables = records.read(reply.content)
+    text = tables.get("logs", {}).get("text")
+    if arrays or {*tables} != {"logs"} or {*tables["logs"]} != {"text"} or type(text) is not str:
+        raise WireError("it sent something else than lines of its log")
+    return text[:MOST_TEXT]
 
 
 def _read(reply: Message, others: Mapping[str, Account]) -> Account:

@@ -19,6 +19,7 @@ from fedda.wire import Packed
 from ..face import client_for
 from ..site import doors, looked
 from ..site.memory import Site, resident
+from ..site.plain_log import LOG
 from ..site.request import Numbers, flat, unflat
 
 logger = logging.getLogger("fedda.site")
@@ -83,11 +84,29 @@ def query(message: Message, site: Site) -> Message:
 
 def look(message: Message, site: Site) -> Message:
     """Tell the server what this site's data look like; the request can choose nothing of it."""
-    arrays, tables = records.read(message.content)
-    if arrays or {*tables} != {"look"} or {*tables["look"]} != {"run"}:
-        raise WireError(f"A request to look holds a run's name, but this one {sorted(tables)}.")
+    _check_name_alone(message, "look")
     told, table = looked.tell(site)
     return Message(records.write(told, look=table), reply_to=message)
+
+
+def logs(message: Message, site: Site) -> Message:
+    """Tell the server the last plain lines of this program's log, if the policy lets them leave."""
+    _check_name_alone(message, "logs")
+    site.gate.admit_logs()
+    content = records.write(logs={"text": LOG.text()})
+    site.gate.release({}, sum(records.size(content).values()))
+    return Message(content, reply_to=message)
+
+
+def _check_name_alone(message: Message, table: str) -> None:
+    """Refuse a question that is not about a whole site: it holds a run's name and nothing else.
+
+    Raises:
+        WireError: it holds something else.
+    """
+    arrays, tables = records.read(message.content)
+    if arrays or {*tables} != {table} or {*tables[table]} != {"run"}:
+        raise WireError(f"A request for {table} holds a run's name, but this one {sorted(tables)}.")
 
 
 def train(message: Message, site: Site) -> Message:

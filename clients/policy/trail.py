@@ -109,14 +109,15 @@ def _described(message: Message) -> dict[str, Any]:
     except WireError:
         return about | {"unreadable": True}
     task, step = tables.get("task", {}), tables.get("step", {})
-    if "run" in (look := tables.get("look", {})):
-        about["run"] = _short(look["run"])
+    asked = tables.get("look", {}) | tables.get("logs", {})
+    if "run" in asked:
+        about["run"] = _short(asked["run"])
     if task:
         about["run"] = _short(task.get("run"))
         names = (task.get(key) for key in ("method", "seed", "target"))
         about["training"] = _short("-".join(str(name) for name in names if name not in (None, "")))
     about |= {key: _short(step[key]) for key in HEADING if key in step}
-    names = [n for table in ("step", "metrics", "look") for n in tables.get(table, {})]
+    names = [n for table in ("step", "metrics", "look", "logs") for n in tables.get(table, {})]
     about["numbers"] = sorted(str(_short(n)) for n in names if n not in HEADING)
     about["arrays"] = [_array(name, packed) for name, packed in arrays.items()]
     return about

@@ -13,6 +13,7 @@ from fedda.cli import (
     export,
     keys,
     label,
+    logs,
     look,
     new,
     policy,
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(new.new)
 app.command()(look.look)
+app.command()(logs.logs)
 app.command()(run.run)
 app.command()(watch.attach)
 app.command()(watch.stop)

@@ -355,8 +355,10 @@ def client(
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
             standing = load("clients", "node.standing").Standing(state)
 
+            event = load("clients", "site.plain_log").EVENT
+
             def say(kind: str, text: str) -> None:
-                logging.getLogger("fedda.client").info("%s: %s", kind, text)
+                logging.getLogger("fedda.client").info(event, kind, text)
                 standing.tell(kind, text)
 
             ending = load("clients", "node.ending").Ending()
@@ -400,6 +402,7 @@ def _logging(file: Path | None) -> None:
         handlers.append(logging.FileHandler(file))
     for handler in handlers:
         handler.setFormatter(PlainFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handlers.append(load("clients", "site.plain_log").LOG)
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

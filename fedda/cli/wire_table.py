@@ -83,7 +83,8 @@ def table() -> str:
     looked = (
         f"| | source, target | before any run: `fedda look` | {_text(LOOK.enters)} | {leaves} |"
     )
-    return "\n".join([*rows, looked])
+    told = "| | source, target | `fedda logs` | nothing | `text`: [plain lines](logs.md) |"
+    return "\n".join([*rows, looked, told])
 
 
 def _parts_together(

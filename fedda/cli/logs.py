@@ -1,0 +1,44 @@
+"""`fedda logs`: the last lines of a site's own log, where the site lets them leave."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.launch import on_server, on_terminate
+from fedda.library.beginning import Launch
+from fedda.results.plainly import echo
+from fedda.results.read import LOOKED, printable
+from fedda.settings import RunConfig
+
+
+def logs(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="The site's registered name.")],
+    server: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
+    ],
+) -> None:
+    """Show the last lines of a site's log that the site lets leave.
+
+      fedda logs clinic-b --server ./hub
+
+    A site tells them only if its policy has leaving.logs = true. They say what its program does and
+    where it warned or failed, without anything that was put into its messages: no name of a file,
+    class or column, and no value. The whole log stays with the site's operator.
+    """
+    on_terminate()
+    with clear_exit(), interruptible("stopped"), tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "logs"
+        flat = {"run.logs": site, "run.dir": scratch, "run.name": folder.name}
+        config = RunConfig.parse(flat)
+        on_server(config, Launch(server=str(server.absolute())), folder, _quiet)
+        for line in json.loads((folder / LOOKED).read_text())["text"].splitlines():
+            echo(printable(line))
+
+
+def _quiet(_event: dict[str, Any]) -> None:
+    """Show nothing of the events on the way."""

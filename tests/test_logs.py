@@ -1,0 +1,177 @@
+"""`fedda logs`: what of a site's log leaves, that no planted name does, and who is told why not."""
+
+import ast
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from clients.site import plain_log
+from clients.site.plain_log import EVENT, LOG, MOST_BYTES, PlainLog
+from fedda import records
+from fedda.errors import Code, DataError, QuorumError
+from fedda.results.read import LOOKED
+from fedda.settings import RunConfig
+from server import looking
+from server.journal import Journal
+from tests.local_grid import Node, ScriptedGrid
+
+pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+FILE, LABEL = "/data/scans/patient-4711.png", "melanoma"  # planted: neither may leave
+YES = '{"leaving": {"logs": true}}'
+ROOT = Path(plain_log.__file__).parents[2]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlainLog]:
+    """A log of this process, as a client keeps it; these tests count as the program's code."""
+    monkeypatch.setattr(plain_log, "ROOTS", (*plain_log.ROOTS, Path(__file__).parent))
+    root, level = logging.getLogger(), logging.getLogger("fedda").level
+    root.addHandler(LOG)
+    logging.getLogger("fedda").setLevel(logging.INFO)
+    LOG._lines.clear()
+    yield LOG
+    LOG._lines.clear()
+    root.removeHandler(LOG)
+    logging.getLogger("fedda").setLevel(level)
+
+
+def as_of(file: str, msg: str, *args: Any, error: BaseException | None = None) -> str:
+    """The plain line of a record from a file."""
+    about = (type(error), error, None) if error else None
+    record = logging.LogRecord("x", logging.WARNING, file, 7, msg, args, about)
+    return plain_log.plain(record)
+
+
+OURS = str(ROOT / "clients" / "site" / "notes.py")
+
+
+def test_what_is_put_into_a_message_does_not_leave() -> None:
+    assert as_of(OURS, "no notes in %s (%d of %.1f)", FILE, 3, 0.5).endswith(
+        "notes.py:7 no notes in … (… of …)"
+    )
+    assert as_of(OURS, f"cannot read {FILE} of {LABEL}").endswith("notes.py:7 …")
+    said = as_of(OURS, "%s", DataError(f"{FILE} has the label {LABEL}"))
+    assert said.endswith(f"… [DataError: {Code.DATA.public}]")
+    failed = as_of(OURS, "the request failed", error=KeyError(LABEL))
+    assert failed.endswith(f"[KeyError: {Code.INTERNAL.public}]")
+    assert as_of("/lib/other/package.py", "%s", FILE) == "another package wrote a line"
+
+
+def test_events_that_the_server_knows_are_told_whole() -> None:
+    assert (
+        as_of(OURS, EVENT, "done", "train for run 3 in 0.50 s") == "done: train for run 3 in 0.50 s"
+    )
+    assert as_of(OURS, EVENT, "waiting", f"connecting through {FILE}") == "waiting"
+    assert FILE not in as_of(OURS, EVENT, FILE, LABEL)
+
+
+CALLS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
+
+
+def put_together(code: ast.Module) -> Iterator[ast.Call]:
+    """Logging calls whose message, with places for arguments, stands nowhere in the code."""
+    whole, other = {"event"}, set[str]()
+    for node in ast.walk(code):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            constant = isinstance(node.value, ast.Constant)
+            (whole if constant else other).add(node.targets[0].id)
+    for node in ast.walk(code):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        of = ast.unparse(node.func.value).lower()
+        logs = of.endswith(("log", "logger")) or "getlogger" in of
+        if node.func.attr in CALLS and logs and len(node.args) > 1:
+            first = node.args[node.func.attr == "log"]
+            named = isinstance(first, ast.Name) and first.id in whole - (other - {"event"})
+            if not (isinstance(first, ast.Constant) or named):
+                yield node
+
+
+def test_every_message_of_the_program_stands_whole_in_its_code() -> None:
+    """A text that was put together before it is logged would leave with what is in it."""
+    for folder in ("clients", "fedda", "strategies", "server"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            odd = [ast.unparse(node) for node in put_together(ast.parse(path.read_text()))]
+            assert odd == [], path
+    for bad in ("log.info(f'{file}: %s', n)", "text = f'{file}'\nlogger.error(text, n)"):
+        assert [*put_together(ast.parse(bad))]
+
+
+def test_an_answer_is_bounded(kept: PlainLog) -> None:
+    for n in range(plain_log.LINES + 100):
+        record = logging.LogRecord("x", 20, OURS, 7, EVENT, ("work", f"run {n} {'é' * 40}"), None)
+        kept.emit(record)
+    text = kept.text()
+    assert MOST_BYTES - 200 < len(text.encode()) <= MOST_BYTES
+    assert text.endswith(f"run {plain_log.LINES + 99} {'é' * 40}")
+
+
+# ---- asking a site ------------------------------------------------------------------------------
+
+
+def ask(nodes: list[Node], folder: Path, site: str = "town") -> tuple[str, ScriptedGrid]:
+    grid, journal = ScriptedGrid(nodes), Journal(folder / "logs" / "journal.jsonl")
+    config = RunConfig.parse({"run.dir": str(folder), "run.name": "logs", "run.logs": site})
+    names = {number: node["name"] for number, node in grid.nodes.items()}
+    looking.logs(config, grid, journal, names)
+    return json.loads((folder / "logs" / LOOKED).read_text())["text"], grid
+
+
+def with_policy(domains: list[Node], policy: str) -> list[Node]:
+    return [n | {"policy": policy} if n["name"] == "town" else n for n in domains]
+
+
+def test_planted_names_do_not_leave_and_the_state_of_work_does(
+    domains: list[Node], tmp_path: Path, kept: PlainLog
+) -> None:
+    logger = logging.getLogger("fedda.site")
+    logger.error("%s", DataError(f"{FILE} has the label {LABEL}"))
+    logging.getLogger("fedda.client").info(EVENT, "work", "train for run 3")
+    logging.getLogger(FILE).warning("%s of %s", FILE, LABEL)
+    logger.warning(f"{FILE} is {LABEL}")
+    text, grid = ask(with_policy(domains, YES), tmp_path)
+    assert "work: train for run 3" in text and "WARNING" in text
+    everything = [str(m.content) for m in (*grid.requests, *grid.replies)]
+    for planted in (FILE, "patient-4711", LABEL, "/data"):
+        assert planted not in text
+        assert not any(planted in each for each in everything)
+    (asked,) = grid.requests  # of the named site alone
+    assert grid.nodes[asked.metadata.dst_node_id]["name"] == "town"
+    assert records.read(asked.content) == ({}, {"logs": {"run": "logs"}})
+
+
+@pytest.mark.parametrize("policy", ["", "{}", '{"leaving": {"logs": false, "look": true}}'])
+def test_no_site_tells_unless_its_policy_says_so(
+    domains: list[Node], tmp_path: Path, kept: PlainLog, policy: str
+) -> None:
+    logging.getLogger("fedda.client").info(EVENT, "work", "train for run 3")
+    with pytest.raises(QuorumError, match=r"town tells no line of its log: .*leaving\.logs = true"):
+        ask(with_policy(domains, policy), tmp_path)
+
+
+def test_a_site_that_is_not_there_is_named(domains: list[Node], tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match="No site 'nobody' is connected; there are anna, bert"):
+        ask(domains, tmp_path, "nobody")
+
+
+@pytest.mark.parametrize(
+    "tables", [{"logs": {}}, {"logs": {"run": "x", "lines": 9}}, {"look": {"run": "x"}}]
+)
+def test_a_request_can_choose_nothing(domains: list[Node], tables: dict[str, Any]) -> None:
+    grid = ScriptedGrid(with_policy(domains, YES))
+    content = records.write(**tables)
+    reply = grid.call(Message(content, grid.id_of("town"), "query.logs", ttl=60))
+    assert reply.error.code == Code.WIRE
+
+
+@pytest.mark.parametrize("told", [{}, {"text": 3}, {"text": "a", "more": "b"}])
+def test_the_server_takes_nothing_but_a_text(told: dict[str, Any]) -> None:
+    asked = Message(records.write(logs={"run": "x"}), 1, "query.logs", ttl=60)
+    with pytest.raises(Exception, match="something else than lines"):
+        looking._lines(Message(records.write(logs=told), reply_to=asked))
