@@ -552,6 +552,11 @@ class TrackSection(Section):
         min_length=1,
         description="name of the MLflow experiment; made if it does not exist",
     )
+    wandb: str = Field(
+        default="",
+        description="for Weights & Biases: a project, or ENTITY/PROJECT; needs fedda[wandb], and "
+        "wandb's own login or WANDB_MODE=offline",
+    )
 
 
 HOLD_OUT = 0.1  # share of a source's images to calibrate on, if it has no tests

@@ -18,6 +18,7 @@ from fedda.settings import RunConfig
 from server import run as server_run
 from server.journal import Event, Journal, Listener
 from server.tracking import curves as tracked
+from server.tracking import wandb_runs
 from server.tracking.mlflow_runs import MLflow
 from server.tracking.trackers import EVENTS, About, Point, TensorBoard
 from tests.local_grid import FAST, Node, ScriptedGrid, stop_after
@@ -502,3 +503,94 @@ def test_settings_are_those_of_one_training(tmp_path: Path) -> None:
     assert "fedavg.weighting" in settings
     foreign = ("kd3a.", "fedprox.", "wait.", "track.", "run.dir", "run.name", "run.seeds")
     assert not [key for key in settings if key.startswith(foreign)]
+
+
+# ---- Weights & Biases, as a module with the calls that are used ----------------------------------
+
+
+class FakeRun:
+    """A run of the fake wandb: what was logged stays, as on its server."""
+
+    def __init__(self, id: str, **about: Any) -> None:
+        self.id, self.about = id, about
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.summary: dict[str, float] = {}
+        self.ends: list[int] = []
+
+    def log(self, numbers: dict[str, float], step: int) -> None:
+        assert all(step > known for known, _ in self.points), "wandb ignores earlier steps"
+        self.points.append((step, numbers))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self.ends.append(exit_code)
+
+
+class FakeWandb:
+    """Keeps runs by their id; one that is resumed is the same."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, FakeRun] = {}
+        self.fails = False
+
+    def init(self, id: str | None, resume: str | None, **about: Any) -> FakeRun:
+        if self.fails:
+            raise OSError("no way to the server")
+        assert (id is None) == (resume is None)
+        id = id or f"run-{len(self.runs)}"
+        return self.runs.setdefault(id, FakeRun(id, **about))
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    for name in wandb_runs.PRIVATE:
+        monkeypatch.delenv(name, raising=False)
+    made = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", made)
+    return made
+
+
+def test_wandb_has_every_round_and_the_summary(
+    domains: list[Node], runs: dict[str, str], wandb: FakeWandb
+) -> None:
+    results, _ = run(domains, runs | {"track.wandb": "team/clinics"})
+    (made,) = wandb.runs.values()
+    (training,) = results["trainings"]["kd3a"]
+    assert [step for step, _ in made.points] == [1, 2] and made.ends == [0]
+    assert [n["accuracy"] for _, n in made.points] == [r["accuracy"] for r in training["rounds"]]
+    assert made.summary["final/accuracy"] == training["final_accuracy"]
+    assert (made.about["entity"], made.about["project"]) == ("team", "clinics")
+    assert made.about["config"]["method"] == "kd3a"
+    assert not [key for key in made.about["config"] if key.startswith(("run.dir", "track."))]
+    assert os.environ["WANDB_DISABLE_CODE"] == "true" and "WANDB_MODE" not in os.environ
+
+
+def test_wandb_goes_on_with_a_resumed_run_and_begins_anew_with_a_new_one(
+    domains: list[Node], runs: dict[str, str], wandb: FakeWandb
+) -> None:
+    settings = runs | {"track.wandb": "clinics", "rounds": 3}
+    with pytest.raises(KeyboardInterrupt):
+        run(domains, settings, stop_after(2))
+    run(domains, settings | {"run.resume": True})
+    (made,) = wandb.runs.values()
+    assert [step for step, _ in made.points] == [1, 2, 3] and made.ends == [1, 0]
+    tracker = wandb_runs.WandB("clinics", Path(runs["run.dir"]))
+    folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
+    tracker.begin(About("run", "kd3a", 0, folder, {}), [])  # the training began afresh
+    assert len(wandb.runs) == 2
+
+
+def test_an_unreachable_wandb_is_reported_once(
+    domains: list[Node], runs: dict[str, str], wandb: FakeWandb
+) -> None:
+    wandb.fails = True
+    results, _ = run(domains, runs | {"track.wandb": "clinics"})
+    (told,) = (e["text"] for e in results["events"] if e["what"] == "tracking")
+    assert told.startswith("Weights & Biases cannot be written (no way to the server); training")
+
+
+def test_a_missing_wandb_is_an_error_before_a_run_begins(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r'pip install "fedda\[wandb\]"'):
+        run(domains, runs | {"track.wandb": "clinics"})

@@ -1,4 +1,4 @@
-"""From a run's journal to curves, in TensorBoard's files and, if asked for, in MLflow.
+"""From a run's journal to curves, in TensorBoard's files and, if asked for, elsewhere.
 
 The journal's event `training` opens the curves of one method and seed; every event `round` adds a
 point to each. Curves show what the checkpoint holds, so a resumed run continues them without gaps
@@ -19,6 +19,7 @@ from .. import appraised, checkpoint
 from ..journal import Event, Journal
 from .mlflow_runs import MLflow
 from .trackers import About, Point, TensorBoard, Tracker
+from .wandb_runs import WandB
 
 # Settings that may differ between the tries of a run, and so do not describe it.
 PASSING = ("run.dir", "run.name", "run.resume", "run.expect", "run.seeds", "wait.", "track.")
@@ -46,6 +47,8 @@ class Tracking:
         if config.track.mlflow:
             place = MLflow(config.track.mlflow, config.track.experiment, Path(config.run.dir))
             self._trackers.append(place)
+        if config.track.wandb:
+            self._trackers.append(WandB(config.track.wandb, Path(config.run.dir)))
         self._complete: set[Tracker] = set()  # those with all rounds of the current training
         self._reported: set[Tracker] = set()  # those that failed
         self._about = About("", "", 0, folder, {})
