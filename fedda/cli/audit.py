@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedda.audits.finding import FINDINGS, HEADS, Audit
 from fedda.cli import prove
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.config import unflatten, validate
@@ -42,7 +43,6 @@ DataOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of every random draw.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 TrialsOption = Annotated[int, typer.Option(min=1, help="Updates to try of each size.")]
 StepsOption = Annotated[int, typer.Option(min=1, help="Steps of the attack on an update.")]
 ShadowsOption = Annotated[int, typer.Option(min=4, help="Models to train; an even number.")]
@@ -455,7 +455,7 @@ class _Attacker:
         with replacing(path) as part:
             part.write_text(json.dumps(table, indent=1))
         if as_json:
-            echo(json.dumps(found, indent=1))
+            print_json(found)
         else:
             _print(self.found)
         echo(f"audit: {path}; fedda report shows it", err=as_json)

@@ -1,6 +1,5 @@
 """`fedda data`: make digits, rotate a domain, import a benchmark, check data, show images."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
@@ -330,7 +330,7 @@ def split_(
 def check(
     path: DataPath,
     role: RoleOption = "source",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
     *,
     reading: "Reading",
     window: WindowOption = "",
@@ -383,7 +383,7 @@ def check(
         reading = reading.within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
-        echo(json.dumps(description.to_json(), indent=2))
+        print_json(description.to_json())
     else:
         _print(description, reading.split)
     with clear_exit():

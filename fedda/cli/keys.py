@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
 from fedda.ops import key_request, keys
@@ -180,7 +181,7 @@ def revoke(
 
 
 @app.command("list")
-def list_(directory: Dir = HERE) -> None:
+def list_(directory: Dir = HERE, as_json: JsonOption = False) -> None:
     """Show the sites that have a key."""
     with clear_exit():
         if not directory.is_dir():
@@ -188,11 +189,19 @@ def list_(directory: Dir = HERE) -> None:
                 f"there is no folder {directory}: make one with `fedda keys init --dir "
                 f"{directory}`, or name another by --dir"
             )
-        for name in keys.names(directory):
-            role = keys.role(directory / "nodes" / f"{name}.pub")
-            has_private = (directory / "nodes" / name).exists()
-            note = "  (the private key is still here)" if has_private else ""
-            echo(f"{name}{f'  {role} only' if role else ''}{note}")
+        sites = {
+            name: {
+                "role": keys.role(directory / "nodes" / f"{name}.pub"),
+                "private_key_here": (directory / "nodes" / name).exists(),
+            }
+            for name in keys.names(directory)
+        }
         revoked = len(keys.revoked_keys(directory))
+    if as_json:
+        return print_json({"sites": sites, "revoked": revoked})
+    for name, about in sites.items():
+        role = f"  {about['role']} only" if about["role"] else ""
+        note = "  (the private key is still here)" if about["private_key_here"] else ""
+        echo(f"{name}{role}{note}")
     if revoked:
         echo(f"{revoked} revoked")

@@ -3,10 +3,11 @@
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import on_server, on_terminate
 from fedda.library.beginning import Launch
@@ -21,6 +22,7 @@ def logs(
         Path,
         typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
     ],
+    as_json: JsonOption = False,
 ) -> None:
     """Show the last lines of a site's log that the site lets leave.
 
@@ -35,10 +37,9 @@ def logs(
         folder = Path(scratch) / "logs"
         flat = {"run.logs": site, "run.dir": scratch, "run.name": folder.name}
         config = RunConfig.parse(flat)
-        on_server(config, Launch(server=str(server.absolute())), folder, _quiet)
-        for line in json.loads((folder / LOOKED).read_text())["text"].splitlines():
+        on_server(config, Launch(server=str(server.absolute())), folder, lambda event: None)
+        lines = json.loads((folder / LOOKED).read_text())["text"].splitlines()
+        if as_json:
+            return print_json({"site": site, "lines": lines})
+        for line in lines:
             echo(printable(line))
-
-
-def _quiet(_event: dict[str, Any]) -> None:
-    """Show nothing of the events on the way."""

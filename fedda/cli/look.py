@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
@@ -57,6 +58,7 @@ def look(
         Path,
         typer.Option(metavar="DIR", file_okay=False, help="Where the page and the numbers go."),
     ] = Path("look"),
+    as_json: JsonOption = False,
     *,
     reading: "Reading",
 ) -> None:
@@ -82,12 +84,13 @@ def look(
         flat = {"run.look": True, "run.expect": expect}
         config = RunConfig.parse(flat | {"run.dir": str(folder.parent), "run.name": folder.name})
         if server is not None:
-            on_server(config, Launch(server=str(server.absolute())), folder, _shown)
+            said = (lambda event: None) if as_json else _shown
+            on_server(config, Launch(server=str(server.absolute())), folder, said)
         elif data is not None:
             apart(folder, "--out", data, "--data")
             _simulated(config, data, target, reading, folder)
         where = ["--server", str(server)] if server else ["--data", str(data), *reading.words]
-        _present(folder, where)
+        _present(folder, where, as_json)
 
 
 def _shown(event: dict[str, Any]) -> None:
@@ -134,7 +137,7 @@ def _labelled(path: Path, reading: "Reading") -> bool:
     return False
 
 
-def _present(folder: Path, where: list[str]) -> None:
+def _present(folder: Path, where: list[str], as_json: bool) -> None:
     """Write the page, and print the table and what follows."""
     from fedda.page import accounts
 
@@ -143,6 +146,8 @@ def _present(folder: Path, where: list[str]) -> None:
     command = shlex.join(words) if seen["settings"] else ""
     page = folder / PAGE
     page.write_text(accounts.page(seen, command), encoding="utf-8")
+    if as_json:
+        return print_json(seen)
     PlainConsole().print(_table(seen))
     echo(f"\n{seen['text']}")
     for name, why in seen["refused"].items():

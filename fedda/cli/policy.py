@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
 from fedda.halves import load
@@ -58,10 +59,12 @@ def init(path: File) -> None:
 
 
 @app.command()
-def check(path: File) -> None:
+def check(path: File, as_json: JsonOption = False) -> None:
     """Say in plain words what a policy allows, or what is wrong with it (exit code 1)."""
     with clear_exit():
         policy = load("clients", "policy.rules").Policy.read(path)
+    if as_json:
+        return print_json({"policy": policy.model_dump(by_alias=True)})
     for line in load("clients", "policy.words").words(policy):
         echo(line)
 
@@ -86,13 +89,16 @@ def plugins() -> None:
 
 
 @app.command()
-def show(path: File, state_dir: State = None) -> None:
+def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> None:
     """Show a policy beside what was used of its budgets."""
     with clear_exit():
         policy = load("clients", "policy.rules").Policy.read(path)
         spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
         words, used = load("clients", "policy.words"), spent.used()
         epsilon = spent.epsilon(policy.privacy.delta)
+    if as_json:
+        about = {"policy": policy.model_dump(by_alias=True)}
+        return print_json(about | {"used": {**vars(used), "epsilon": epsilon}})
     for line in words.words(policy):
         echo(line)
     table = Table("budget", "used", "in all")
@@ -122,6 +128,7 @@ def log(
         typer.Option(help="With --against: the site's name. Default: as the client gave it last."),
     ] = None,
     last: Annotated[int, typer.Option(min=0, help="How many of the last lines to show.")] = 40,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a site's audit log: every message in and out, and never a value.
 
@@ -132,6 +139,8 @@ def log(
     from fedda.ops import chain
 
     with clear_exit():
+        if as_json and verify:
+            raise ConfigError("--verify says in sentences what it found; leave out --json")
         if against is not None and not verify:
             raise ConfigError("--against compares logs that were checked; give --verify, too")
         state = _state(state_dir)
@@ -139,8 +148,8 @@ def log(
         found = chain.check(state / compared.AUDIT)
         there = None if against is None else chain.check(against / CROSSED)
     if not verify:
-        _table(found.entries[len(found.entries) - min(last, len(found.entries)) :])
-        return
+        shown = found.entries[len(found.entries) - min(last, len(found.entries)) :]
+        return print_json({"entries": shown}) if as_json else _table(shown)
     good = _said("the site's log", found)
     if there is not None:
         good = _said("the server's record", there) and good

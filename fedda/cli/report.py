@@ -1,12 +1,12 @@
 """`fedda report`: show a run's results as tables, page, picture and JSON."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.results.plainly import PlainConsole, echo
 
@@ -40,9 +40,7 @@ def report(
             "simulation and of the demo are found in DIR.",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a finished run: accuracy of method and baseline, sites' weights, bytes and troubles.
 
@@ -81,7 +79,7 @@ def present(
 
     results = load(folder)
     if as_json:
-        echo(json.dumps(summary(results), indent=1))
+        print_json(summary(results))
     else:
         PlainConsole().print(table(results))
     place = folder if folder.is_dir() else folder.parent

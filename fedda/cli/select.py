@@ -1,12 +1,12 @@
 """`fedda select`: measure from whom a target should learn, without adapting it."""
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import on_terminate
 from fedda.errors import ConfigError
@@ -35,9 +35,7 @@ def select(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of each site.")] = 1,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the table as JSON, and no progress.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure from which domain a target should learn, by FRUDA's bound (OCS).
 
@@ -76,7 +74,7 @@ def select(
             config = settings(change or [], preset or [], seed, at)
             selection = measured(config, data, target, threads, as_json)
         if as_json:
-            echo(json.dumps(selection, indent=1))
+            print_json(selection)
         else:
             show(selection, target)
 

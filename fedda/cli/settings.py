@@ -9,6 +9,7 @@ from rich.table import Table
 
 from fedda import plugins
 from fedda.cli import wire_table
+from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.config import DEFAULT
 from fedda.results.plainly import PlainConsole, echo
@@ -22,11 +23,17 @@ def methods(
             "--wire", help="Show instead what may enter and leave a site, as the code checks it."
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List the methods that `fedda run` knows."""
     if wire:
         return echo(wire_table.table())
     unfinished = plugins.unfinished()
+    if as_json:
+        whole = {*plugins.methods()} - {each.name for each in unfinished}
+        about = {n: {"about": plugins.about(n), "of": plugins.origin(n)} for n in sorted(whole)}
+        left_out = [str(each) for each in [*plugins.broken(), *unfinished]]
+        return print_json({"methods": about, "left_out": left_out})
     for name in sorted({*plugins.methods()} - {each.name for each in unfinished}):
         echo(f"{name:10} {plugins.about(name)}{_from(plugins.origin(name))}")
     _show_added("models", "networks that other packages add, for model.name:")
@@ -41,17 +48,26 @@ def settings(
     show: Annotated[
         bool, typer.Option("--presets", help="List the presets instead, with their sources.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """List every setting, its default and what it means.
 
     Set one with `fedda run METHOD -c key=value`, many with `--preset NAME`.
     """
     with clear_exit():
+        chosen = plugins.method(method)
+        listed = [*rows(RunConfig), *rows(chosen.config)]
+        if as_json:
+            known = {key: {"default": value, "about": about} for key, value, about in listed}
+            named = {
+                name: {key: {"value": value, "source": of} for key, (value, of) in each.items()}
+                for name, each in presets.table(method).items()
+            }
+            return print_json({"settings": known, "presets": named})
         if show:
             return _presets(method)
-        chosen = plugins.method(method)
         table = Table("setting", "default", "meaning")
-        for key, default, about in [*rows(RunConfig), *rows(chosen.config)]:
+        for key, default, about in listed:
             table.add_row(key, escape(str(default)), escape(about))
         PlainConsole().print(table)
         if plugins.origin(method) != plugins.OWN:

@@ -1,0 +1,107 @@
+"""`--json`: which commands have it, that the documentation says so, and what they print."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedda.cli import app
+from fedda.cli.as_json import print_json
+from fedda.ops import chain, keys
+from tests.local_grid import Node
+
+PAGE = Path(__file__).parents[1] / "docs" / "json.md"
+
+
+def commands(group: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
+    """Every command that users see -> its words, and whether it has --json."""
+    for name, each in getattr(group, "commands", {}).items():
+        if each.hidden:
+            continue
+        if getattr(each, "commands", None):
+            yield from commands(each, (*words, name))
+        else:
+            yield " ".join((*words, name)), any("--json" in p.opts for p in each.params)
+
+
+def documented() -> dict[str, set[str]]:
+    """The keys of each command's object, by the command; none where the page describes them."""
+    found: dict[str, set[str]] = {}
+    for line in PAGE.read_text().splitlines():
+        if not line.startswith("| `fedda"):
+            continue
+        named, said = line.split("|")[1:3]
+        first, *more = re.findall(r"`([^`]+)`", named)
+        group = first.removeprefix("fedda ").split()
+        words = [word for word in group if word.islower() or "-" in word]
+        every = [" ".join(words), *(" ".join([*words[:-1], each]) for each in more)]
+        found |= {each: set(re.findall(r"`([^`]+)`", said)) for each in every}
+    return found
+
+
+def test_the_page_names_every_command_with_json() -> None:
+    have = {words for words, has in commands(typer.main.get_command(app)) if has}
+    assert have == set(documented())
+    assert {"report", "methods", "look", "logs", "policy show", "audit all"} <= have
+
+
+def printed(*words: object) -> dict[str, Any]:
+    result = CliRunner().invoke(app, [*map(str, words), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    assert CliRunner().invoke(app, ["policy", "init", str(tmp_path / "p.toml")]).exit_code == 0
+    return tmp_path / "p.toml"
+
+
+def test_settings_and_methods() -> None:
+    found = printed("methods")
+    assert set(found) == documented()["methods"] and found["methods"]["kd3a"]["of"] == "fedda"
+    found = printed("settings", "fedavg")
+    assert set(found) == documented()["settings"]
+    assert found["settings"]["run.patience"]["default"] == 0
+    assert all(set(v) == {"value", "source"} for p in found["presets"].values() for v in p.values())
+
+
+def test_a_policy_its_budgets_and_its_log(policy: Path, tmp_path: Path) -> None:
+    found = printed("policy", "check", policy)
+    assert set(found) == documented()["policy check"]
+    assert found["policy"]["leaving"]["logs"] is False
+    found = printed("policy", "show", policy, "--state-dir", tmp_path)
+    assert set(found) == documented()["policy show"] and found["used"]["rounds"] == 0
+    for n in range(3):
+        chain.Chain(tmp_path / "audit.jsonl").add(event="received", number=n)
+    found = printed("policy", "log", "--state-dir", tmp_path, "--last", "2")
+    assert set(found) == documented()["policy log"]
+    assert [entry["number"] for entry in found["entries"]] == [1, 2]
+    both = ["policy", "log", "--state-dir", str(tmp_path), "--verify", "--json"]
+    assert CliRunner().invoke(app, both).exit_code == 1
+
+
+def test_keys(tmp_path: Path) -> None:
+    keys.init(tmp_path / "hub", [])
+    keys.add(tmp_path / "hub", "clinic-a")
+    found = printed("keys", "list", "--dir", tmp_path / "hub")
+    assert set(found) == documented()["keys list"] and found["revoked"] == 0
+    assert found["sites"] == {"clinic-a": {"role": "", "private_key_here": True}}
+
+
+def test_a_look(domains: list[Node], tmp_path: Path) -> None:
+    folder = Path(domains[0]["data"]).parent
+    found = printed("look", "--data", folder, "--target", "town", "--out", tmp_path / "look")
+    assert set(found) == documented()["look"]
+    assert found == json.loads((tmp_path / "look" / "look.json").read_text())
+
+
+def test_nothing_else_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [1]})
+    assert json.loads(capsys.readouterr().out) == {"a": [1]}
