@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -157,7 +157,7 @@ def _asked(
     grid: Grid,
     journal: Journal,
     names: Mapping[int, str],
-    what: str,
+    what: Literal["look", "logs"],
     take: Callable[[Message], None],
 ) -> tuple[dict[str, str], Ledger]:
     """Ask the nodes -> why some told nothing, by name; the bytes.
@@ -182,8 +182,8 @@ def _asked(
         crossed.message("received", names[message.metadata.src_node_id], ROUND, message)
 
     def question(node: int) -> Message:
-        table: records.Table = "logs" if what == "logs" else "look"
-        content = records.write(**{table: {"run": config.run.name}})
+        asked = {"run": config.run.name}
+        content = records.write(logs=asked) if what == "logs" else records.write(look=asked)
         return Message(content, node, f"query.{what}", ttl=config.wait.train, group_id=what)
 
     if isinstance(grid, LeanGrid):

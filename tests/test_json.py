@@ -1,7 +1,10 @@
-"""`--json`: which commands have it, that the documentation says so, and what they print."""
+"""What programs ask of the command line: `--json`, its documentation, and completion."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,3 +108,23 @@ def test_a_look(domains: list[Node], tmp_path: Path) -> None:
 def test_nothing_else_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [1]})
     assert json.loads(capsys.readouterr().out) == {"a": [1]}
+
+
+# ---- completion ----------------------------------------------------------------------------------
+
+COMPLETES = """
+import sys
+sys.argv = ["fedda"]
+from fedda.cli import main
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def test_a_shell_completes_commands_without_loading_torch() -> None:
+    asked = {"_FEDDA_COMPLETE": "complete_bash", "COMP_WORDS": "fedda pol", "COMP_CWORD": "1"}
+    words = [sys.executable, "-c", COMPLETES]
+    done = subprocess.run(words, env=os.environ | asked, capture_output=True, text=True)
+    assert done.stdout.split() == ["policy", "False"], done.stderr

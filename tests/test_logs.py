@@ -3,24 +3,31 @@
 import ast
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from flwr.app import Message
+from typer.testing import CliRunner
 
 from clients.site import plain_log
 from clients.site.plain_log import EVENT, LOG, MOST_BYTES, PlainLog
 from fedda import records
+from fedda.cli import app
 from fedda.errors import Code, DataError, QuorumError
 from fedda.results.read import LOOKED
 from fedda.settings import RunConfig
 from server import looking
 from server.journal import Journal
+from tests.federation import Federation
 from tests.local_grid import Node, ScriptedGrid
+from tests.patience import PATIENCE, wait_until
+from tests.processes import leaving_nothing
 
-pytestmark = pytest.mark.usefixtures("fresh_sites")
+pytestmark = pytest.mark.usefixtures("fresh_sites", "signal_handlers")
 
 FILE, LABEL = "/data/scans/patient-4711.png", "melanoma"  # planted: neither may leave
 YES = '{"leaving": {"logs": true}}'
@@ -175,3 +182,32 @@ def test_the_server_takes_nothing_but_a_text(told: dict[str, Any]) -> None:
     asked = Message(records.write(logs={"run": "x"}), 1, "query.logs", ttl=60)
     with pytest.raises(Exception, match="something else than lines"):
         looking._lines(Message(records.write(logs=told), reply_to=asked))
+
+
+# ---- over processes ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Federation]:
+    (tmp_path / "policy.toml").write_text("[leaving]\nlogs = true\n")
+    options = {"anna": ["--policy", str(tmp_path / "policy.toml")], "town": ["--page", "0"]}
+    with leaving_nothing(Federation(tmp_path / "hub", client_options=options)) as made:
+        yield made
+
+
+@pytest.mark.slow
+def test_an_operator_sees_a_sites_plain_lines_and_a_site_its_own_page(hub: Federation) -> None:
+    done = CliRunner().invoke(app, ["logs", "anna", "--server", str(hub.home), "--json"])
+    assert done.exit_code == 0, done.output
+    lines = json.loads(done.stdout)["lines"]
+    assert any(line.endswith("INFO connected") for line in lines), lines
+    assert not any(str(hub.directory) in line or ".npz" in line for line in lines)
+    done = CliRunner().invoke(app, ["logs", "bert", "--server", str(hub.home)])
+    assert done.exit_code == 1 and "leaving.logs = true" in done.output
+    log = hub.logs / "town.log"
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\S+", log.read_text())
+    with httpx.Client(timeout=PATIENCE, trust_env=False) as client:
+        assert "as node" in client.get(address).text
+        origin = {"origin": address.rpartition("/")[0]}
+        assert client.post(f"{address}/stop", headers=origin).status_code == 303
+    wait_until(lambda: "left the server on request" in log.read_text(), "town did not leave")

@@ -35,7 +35,6 @@ from fedda.flower.supported import refusal
 app = typer.Typer(
     cls=HelpedGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     help="""Federated unsupervised domain adaptation: labelled sites and an unlabelled one adapt a
     model together, and only models, atoms and sums of gradients cross the wire.
