@@ -162,6 +162,11 @@ class TrainingRounds:
         """The training's last round, as far as its finished rounds tell."""
         return stopping.last_round(self.task, self.config.run.patience, state.history)
 
+    @property
+    def _is_last(self) -> bool:
+        """Whether the current round is the training's last."""
+        return self.strategy is not None and self.round == self.strategy.last
+
     def _say_if_ending(self, state: checkpoint.State) -> None:
         """Write to the journal that the training will end early, once that is known."""
         patience, last = self.config.run.patience, self._last(state)
@@ -259,7 +264,7 @@ class TrainingRounds:
 
         The run waits for the target, but not once more in every round while it stays away.
         """
-        last, target = strategy.is_last, self.roster.target.name
+        last, target = self._is_last, self.roster.target.name
         self._said.clear()
         for _ in range(self.config.wait.tries):
             tested = self._test(strategy, arrays)
@@ -319,7 +324,7 @@ class TrainingRounds:
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
-            if strategy.is_last and self._calibrations is None:
+            if self._is_last and self._calibrations is None:
                 self._calibrations = self._calibrate(strategy, arrays)
             sent = ConfigRecord({**appraised.thresholds(self._calibrations or {})})
             requests = strategy.configure_evaluate(self.round, arrays, sent, self.grid)
@@ -331,7 +336,7 @@ class TrainingRounds:
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
-        if strategy.is_last:
+        if self._is_last:
             tested[appraised.WORTH] = appraised.read(
                 tested,
                 self._calibrations or {},

@@ -5,12 +5,14 @@ that it ends with a proper last round, and that no label of the target has a par
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 from clients.site.request import Request
 from fedda import plugins
@@ -22,6 +24,7 @@ from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
 from server.stopping import last_round, sentence
 from tests.local_grid import Node, ScriptedGrid, run, stop_after
+from tests.test_run import Untestable
 
 STILL = {"train.lr": 1e-9, "rounds": 8, "run.patience": 2}  # no round changes any answer
 
@@ -113,6 +116,35 @@ def test_a_resumed_run_counts_on(domains: list[Node], runs: dict[str, str], stop
     again, events = run(domains, settings | {"run.resume": True})
     assert not [e for e in events if e["event"] == "round"]  # it has ended
     assert again["trainings"]["fedavg"][0]["stopped"] == whole["trainings"]["fedavg"][0]["stopped"]
+
+
+class LastLost(Untestable):
+    """A grid whose target answers three requests to test, and then is away."""
+
+    def __init__(self, domains: list[Node]) -> None:
+        super().__init__(domains, 0, away=True)
+        self.left = 3
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            target = reply.metadata.src_node_id == self.id_of("town")
+            if reply.metadata.message_type == "evaluate" and target:
+                self.left -= 1
+                self.lost = int(self.left == 0)  # the next one
+            yield reply
+
+
+def test_a_lost_test_of_an_early_last_round_is_made_up_for(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    settings = runs | STILL | {"method": "fedavg"}
+    lost, _ = run(domains, settings, grid=LastLost(domains))
+    assert rounds(lost, "fedavg") == [1, 2, 3, 4] and lost["final_accuracy"] is None
+    made_up, _ = run(domains, settings | {"run.resume": True})
+    whole, _ = run(domains, settings | {"run.name": "whole"})
+    (training,) = made_up["trainings"]["fedavg"]
+    assert training["estimate"] == whole["trainings"]["fedavg"][0]["estimate"]
+    assert made_up["final_accuracy"] == whole["final_accuracy"] and made_up["untested"] == []
 
 
 def test_the_targets_labels_have_no_part_in_it(
