@@ -97,8 +97,10 @@ class Trial:
         over = threading.Event()
 
         def watch() -> None:
+            self.look()
             while not over.wait(LOOK):
                 self.look()
+            self.look()
 
         thread = threading.Thread(target=watch)
         thread.start()
