@@ -10,7 +10,7 @@ from typing import Any
 
 from fedda import halves
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 # The names are loaded below; `__init__.pyi` says their types.
 # pyright: reportUnsupportedDunderAll=false
 __all__ = [
