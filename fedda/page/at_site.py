@@ -17,7 +17,7 @@ POLICY = (
 )
 LEFT = (
     "Of replies and of sums of gradients, by the audit log, without headers and TLS. "
-    "`fedda policy log` shows every message, and checks the log."
+    "The command fedda policy log shows every message, and checks the log."
 )
 
 
