@@ -602,6 +602,8 @@ def test_a_notebook_runs_and_its_outputs_are_kept(path: Path, tmp_path: Path) ->
     notebook = formats.read(path, as_version=4)
     if any('preset="photos"' in cell.source for cell in notebook.cells):
         pytest.importorskip("efficientnet_lite_pytorch")
+    if any("sentence_transformers" in cell.source for cell in notebook.cells):
+        pytest.importorskip("sentence_transformers")
     kept = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     client.NotebookClient(
         notebook, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}
