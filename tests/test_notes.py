@@ -31,6 +31,14 @@ from tests.test_run import timeless
 CLASSES = ["0", "1", "2", "3"]
 
 
+class Asked(SimpleNamespace):
+    """A request."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.round == self.task.rounds
+
+
 def with_state_dir(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
     return [node | {"state-dir": str(folder)} | more for node in nodes]
 
@@ -152,7 +160,7 @@ def test_each_site_draws_its_own_picture(noted_run: Path) -> None:
 def test_of_many_images_the_same_sample_is_noted_in_every_round(noted_run: Path) -> None:
     site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
     task = SimpleNamespace(training="r.m-0", rounds=2)
-    requests = [SimpleNamespace(task=task, round=number) for number in (1, 2)]
+    requests = [Asked(task=task, round=n) for n in (1, 2)]
     one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in requests)  # type: ignore[arg-type]
     chosen = one._choose(5000, "train").tolist()
     assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
@@ -215,7 +223,7 @@ def drawing(folder: Path) -> tuple[Any, Any]:
     x, y = torch.rand(9, 2), torch.arange(9) % 2
     facts = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
     task = SimpleNamespace(**facts, names=("0", "1"))
-    request = SimpleNamespace(task=task, round=1, comes_first=True)
+    request = Asked(task=task, round=1, comes_first=True)
     client = SimpleNamespace(
         site=site,
         request=request,
@@ -374,7 +382,7 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
         task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
         renamed = Task.parse(task.flat() | {"run": name})
         site = SimpleNamespace(name="anna", state_dir=tmp_path)
-        request = SimpleNamespace(task=renamed, round=1)
+        request = Asked(task=renamed, round=1)
         written = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
         assert written.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
     for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):

@@ -104,7 +104,7 @@ def test_tables_that_are_refused(tmp_path: Path, changed: dict[str, str], words:
 def test_damaged_tables_are_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     for text, words in (
-        (b"name,label\nx,y\n", "no column path"),
+        (b"name,label\nx.PNG,y\n", "no column path"),
         (b"path,label\na.png\n", "more or fewer values than columns in line 2"),
         (b"path,label\n", "no training rows"),
         (b"path,label\n\xff\xfe,b\n", "cannot be read as CSV"),

@@ -29,9 +29,11 @@ from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed
 from fedda.data.npz import Npz
+from fedda.data.pixels import EXTENSIONS
 from fedda.errors import DataError
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas calls row numbers in a file
+IMAGE_ENDINGS = tuple(EXTENSIONS)  # such a text names a file, and no kind of thing
 LEAST = 40  # values, of which it means something that no two are the same
 
 
@@ -211,14 +213,17 @@ class NumberTable(Npz):
         """A column's values -> float32 (n,), NaN at its gaps; texts are added to the others'."""
         try:
             numbers, its = numbered(values)
+            if any(text.lower().endswith(IMAGE_ENDINGS) for text in its):
+                raise ValueError(next(i for i, v in enumerate(values) if number(v) is None))
         except ValueError as error:
             row, there = error.args[0], headings(self.path, self._reading_of)
+            is_file = str(values[row]).lower().endswith(IMAGE_ENDINGS)
             raise DataError(
                 f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column "
                 f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
                 "without commas, are needed where no column path names image files; write numbers, "
                 "with a decimal point, or name the columns with "
-                f"{self._advice('values=age+weight')}"
+                + self._advice(f"path={name}" if is_file else "values=age+weight")
             ) from None
         texts |= {name: its} if its else {}
         with np.errstate(over="ignore"):  # infinite then, which is refused

@@ -53,8 +53,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(sites: Path) -> fedda.Run:
-    about = {"dir": sites.parent / "run", "input_categories": LIST}
+def run(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> fedda.Run:
+    folder = tmp_path_factory.mktemp("results")
+    about = {"dir": folder / "run", "input_categories": LIST}
     return fedda.simulate(sites, "west", "fedavg", **about, **FEW)
 
 

@@ -45,8 +45,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(sites: Path) -> fedda.Run:
-    return fedda.simulate(sites, target="west", method="fedavg", dir=sites.parent / "run", **FEW)
+def run(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> fedda.Run:
+    folder = tmp_path_factory.mktemp("results")
+    return fedda.simulate(sites, target="west", method="fedavg", dir=folder / "run", **FEW)
 
 
 def test_a_model_knows_its_columns(run: fedda.Run) -> None:
