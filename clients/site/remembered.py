@@ -13,6 +13,7 @@ where the database is full, the site adds to no more sums.
 import hashlib
 import json
 import sqlite3
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -95,9 +96,11 @@ class Remembered:
     def _open(self) -> Iterator[sqlite3.Connection]:
         """Open the database for one change, which holds as a whole or not at all."""
         if self._path is None:
-            self._memory = self._memory or sqlite3.connect(
-                ":memory:", isolation_level=None, check_same_thread=False
-            )
+            if self._memory is None:
+                self._memory = sqlite3.connect(
+                    ":memory:", isolation_level=None, check_same_thread=False
+                )
+                weakref.finalize(self, self._memory.close)
             with _changing(self._memory) as base:
                 yield base
             return

@@ -1,5 +1,6 @@
 """Reading variables from MATLAB files, and naming what a file holds instead."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ def load(file: Path, names: set[str]) -> dict[str, Any]:
     from scipy.io import loadmat
 
     try:
-        return loadmat(file, variable_names=list(names))
+        with warnings.catch_warnings():  # whether a sparse matrix is an array makes no difference
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return loadmat(file, variable_names=list(names))
     except MemoryError:
         raise
     except NotImplementedError as error:
