@@ -7,26 +7,34 @@ a plain line has the time, the level, the place in fedda's code, and
     an error's class, with the fixed sentence that the server may be told of its code,
     what the node does, of which the server knows all: connected, working for a run, done.
 
-Of other packages' records only the level is kept, as their words may hold anything.
+The words are looked up in the code, at the line that logs: a message that was put together before
+it was logged, or that is logged in another's name, has none. Of other packages' records only the
+level is kept, as their words may hold anything; an error's class of theirs counts as the one of
+fedda or Python that it derives from.
 """
 
+import ast
 import logging
 import re
 import threading
 import time
 from collections import deque
+from functools import cache
 from pathlib import Path
 
 import fedda
-from fedda.errors import FeddaError, code_of
+from fedda import errors
 
 EVENT = "%s: %s"  # the message of an event of `clients.node.resident`: its kind, and a sentence
+EVENTS = "fedda.client.events"  # the logger of these alone
 PLAIN_EVENTS = {"work", "done", "dropped"}  # a kind of request, a run's number and seconds only
 KINDS = PLAIN_EVENTS | {"waiting", "connected", "lost", "back", "stopped", "refused", "failed"}
 LINES = 400  # that are remembered
 MOST_BYTES = 2**14  # of an answer
 GAP = "…"
+OWN = ("builtins", errors.__name__)  # modules whose classes of errors everybody knows
 PUT_IN = re.compile(r"%(\(\w+\))?[-+ #0]*[\d*.]*[a-zA-Z]")
+LEVELS = {level: logging.getLevelName(level) for level in (10, 20, 30, 40, 50)}
 ROOTS = (Path(fedda.__file__).parent, Path(__file__).parents[1])  # in a wheel the second is within
 
 
@@ -41,8 +49,9 @@ class PlainLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Remember a record's plain line."""
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        level = LEVELS.get(record.levelno, "OTHER")  # a package may give levels names of its own
         with self._changes:
-            self._lines.append(f"{clock} {record.levelname} {plain(record)}")
+            self._lines.append(f"{clock} {level} {plain(record)}")
 
     def text(self) -> str:
         """The last lines, in MOST_BYTES at most."""
@@ -63,13 +72,30 @@ def plain(record: logging.LogRecord) -> str:
     if not place:
         return "another package wrote a line"
     args = record.args if isinstance(record.args, tuple) else ()
-    if record.msg == EVENT and args and str(args[0]) in KINDS:
+    if record.name == EVENTS and record.msg == EVENT and args and str(args[0]) in KINDS:
         return _event(*map(str, args))
     error = next((a for a in args if isinstance(a, BaseException)), None)
     error = error or (record.exc_info[1] if record.exc_info else None)
-    # A message without a place for arguments may have been put together before it was logged.
-    words = PUT_IN.sub(GAP, str(record.msg)) if record.args else GAP
+    text = str(record.msg)
+    stands = (record.lineno, text) in _messages(record.pathname)
+    words = PUT_IN.sub(GAP, text) if stands else GAP
     return " ".join(filter(None, [f"{place}:{record.lineno}", words, _error(error)]))
+
+
+@cache
+def _messages(file: str) -> frozenset[tuple[int, str]]:
+    """The texts that calls in a file of code begin with, each at every line of its call."""
+    try:
+        code = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # only its compiled form is installed
+        return frozenset()
+    calls = [node for node in ast.walk(code) if isinstance(node, ast.Call) and node.args]
+    return frozenset(
+        (line, call.args[0].value)
+        for call in calls
+        if isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
+        for line in range(call.lineno, (call.end_lineno or call.lineno) + 1)
+    )
 
 
 def _event(kind: str, sentence: str) -> str:
@@ -80,8 +106,8 @@ def _error(error: BaseException | None) -> str:
     """An error's class, if it is fedda's or Python's own, and what the server is told of it."""
     if error is None:
         return ""
-    known = isinstance(error, FeddaError) or type(error).__module__ == "builtins"
-    return f"[{type(error).__name__ if known else 'error'}: {code_of(error).public}]"
+    known = next(kind for kind in type(error).__mro__ if kind.__module__ in OWN)
+    return f"[{known.__name__}: {errors.code_of(error).public}]"
 
 
 def _below(root: Path, file: str) -> str:

@@ -146,8 +146,11 @@ class Sealed:
             opened.models[source], opened.examples[source] = model, min(examples, most)
         far = too_long(lengths, _bound(request, "max-update"))
         for source, times in far.items():
-            text = "the update of %s is %.3g times as long as the median of the others'; left out"
-            logger.error(text, source, times)
+            logger.error(
+                "the update of %s is %.3g times as long as the median of the others'; left out",
+                source,
+                times,
+            )
         opened.leave_out(far)
         return opened
 

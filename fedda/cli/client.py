@@ -355,10 +355,11 @@ def client(
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
             standing = load("clients", "node.standing").Standing(state)
 
-            event = load("clients", "site.plain_log").EVENT
+            plain = load("clients", "site.plain_log")
+            events = logging.getLogger(plain.EVENTS)
 
             def say(kind: str, text: str) -> None:
-                logging.getLogger("fedda.client").info(event, kind, text)
+                events.info(plain.EVENT, kind, text)
                 standing.tell(kind, text)
 
             ending = load("clients", "node.ending").Ending()
