@@ -75,7 +75,10 @@ def keep_newest(
     room: float = math.inf,
     parts: Iterable[str] = (),
 ) -> None:
-    """Delete all but the entries that were changed last; one that is gone by now is passed over.
+    """Delete all but the entries that were changed last.
+
+    Passed over are those that are gone by now or cannot be looked at, and links, which fedda never
+    makes: what they lead to is somebody else's.
 
     Args:
         entries: files, or folders.
@@ -88,7 +91,9 @@ def keep_newest(
     """
     by_age = []
     for entry in entries:
-        with suppress(FileNotFoundError):  # another process has deleted it
+        if entry.is_symlink():
+            continue
+        with suppress(OSError):  # another process has deleted it, or it is another user's
             files = [*entry.iterdir()] if entry.is_dir() else [entry]
             size = sum(file.stat().st_size for file in files)
             by_age.append((-entry.stat().st_mtime, size, entry))

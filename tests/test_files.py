@@ -1,6 +1,7 @@
 """Replacing a file leaves the whole old file or the whole new one, even after an error."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,34 @@ def test_of_a_folder_only_its_own_files_go(tmp_path: Path) -> None:
     keep_newest(tmp_path.iterdir(), 1, parts=["note"])
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     assert left == {"a", "a/note", "b", "b/mine"}
+
+
+def test_what_a_link_leads_to_is_somebody_elses(tmp_path: Path) -> None:
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    mine = aged(elsewhere / "note", 9)
+    here.mkdir()
+    (here / "folder").symlink_to(elsewhere)
+    (here / "file").symlink_to(mine)
+    keep_newest(here.iterdir(), 0, parts=["note"])
+    assert mine.exists() and len([*here.iterdir()]) == 2
+
+
+def test_what_cannot_be_looked_at_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age, name in enumerate("abc"):
+        aged(tmp_path / name / "note", age)
+    look = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    keep_newest([tmp_path / name for name in "abc"], 1, parts=["note"])
+    monkeypatch.undo()
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
 def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,14 +30,6 @@ from tests.local_grid import FAST, TESTED, Node, ScriptedGrid, run
 from tests.test_run import timeless
 
 CLASSES = ["0", "1", "2", "3"]
-
-
-class Asked(SimpleNamespace):
-    """A request."""
-
-    @property
-    def is_last(self) -> bool:
-        return self.round == self.task.rounds
 
 
 def with_state_dir(nodes: list[Node], folder: Path, **more: Any) -> list[Node]:
@@ -160,7 +153,7 @@ def test_each_site_draws_its_own_picture(noted_run: Path) -> None:
 def test_of_many_images_the_same_sample_is_noted_in_every_round(noted_run: Path) -> None:
     site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
     task = SimpleNamespace(training="r.m-0", rounds=2)
-    requests = [Asked(task=task, round=n) for n in (1, 2)]
+    requests = [NotedRequest(task, number) for number in (1, 2)]
     one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in requests)  # type: ignore[arg-type]
     chosen = one._choose(5000, "train").tolist()
     assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
@@ -210,6 +203,19 @@ class Drawing(nn.Module):
         return self.norm(x + torch.randn(x.shape))
 
 
+@dataclass
+class NotedRequest:
+    """A request, as `notes` needs it."""
+
+    task: Any
+    round: int = 1
+    comes_first: bool = True
+
+    @property
+    def is_last(self) -> bool:
+        return self.round == self.task.rounds
+
+
 def drawing(folder: Path) -> tuple[Any, Any]:
     """Return a client and its request, as `notes` needs them."""
     site = SimpleNamespace(
@@ -223,7 +229,7 @@ def drawing(folder: Path) -> tuple[Any, Any]:
     x, y = torch.rand(9, 2), torch.arange(9) % 2
     facts = {"run": "r", "method": "m", "seed": 0, "training": "r.m-0", "rounds": 3}
     task = SimpleNamespace(**facts, names=("0", "1"))
-    request = Asked(task=task, round=1, comes_first=True)
+    request = NotedRequest(task)
     client = SimpleNamespace(
         site=site,
         request=request,
@@ -345,11 +351,14 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
             size = sum(p.stat().st_size for p in (place / "kept.m-0").iterdir())
             monkeypatch.setattr(notes, "ROOM", int(2.5 * size))
             (place / "old.m-0" / "own.txt").write_text("the site's own")
+            (place / "copy").mkdir()
+            (place / "copy" / "first.npz").write_text("the site's own, too")
+            os.utime(place / "copy", (1, 1))
             os.utime(place / "old.m-0", (1e9, 1e9))
         notes.received(client)
         os.utime(place / f"{name}.m-0", (1e9 + age, 1e9 + age))
     left = {str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()}
-    assert left == {"old.m-0/own.txt", "kept.m-0/first.npz", "new.m-0/first.npz"}
+    assert left == {"old.m-0/own.txt", "copy/first.npz", "kept.m-0/first.npz", "new.m-0/first.npz"}
 
 
 def test_of_a_very_wide_model_fewer_images_are_noted(
@@ -382,7 +391,7 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
         task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
         renamed = Task.parse(task.flat() | {"run": name})
         site = SimpleNamespace(name="anna", state_dir=tmp_path)
-        request = Asked(task=renamed, round=1)
+        request = NotedRequest(renamed)
         written = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
         assert written.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"
     for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):

@@ -559,6 +559,8 @@ def test_the_oldest_files_of_other_trainings_go_first_and_nothing_else(
         a_file(folder / "notes" / "old.fedavg-0" / "last.npz", 400, 30),
     ]
     own = [a_file(folder / "blocks.json", 5000, 999), a_file(tmp_path / "audit.jsonl", 5000, 999)]
+    kept = ("backup.safetensors", "notes/old.fedavg-0/what-we-saw.txt", "notes/backup/last.npz")
+    own += [a_file(folder / name, 5000, 999) for name in kept]
     state.make_room(site, task, 0.0015)  # room for two of the others
     assert [path.exists() for path in others] == [False, False, True, True]
     assert all(path.exists() for path in mine + own)

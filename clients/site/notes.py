@@ -35,6 +35,7 @@ from fedda.train import generator
 from . import before_after
 from .memory import Site
 from .request import Request
+from .state import TRAINING
 
 logger = logging.getLogger("fedda.site")
 
@@ -205,7 +206,7 @@ class Notes:
 
     def _make_room(self) -> None:
         """Delete the oldest trainings' notes beyond the bounds, and never another file."""
-        others = [f for f in self.folder.parent.iterdir() if f.is_dir() and f != self.folder]
+        others = [f for f in self.folder.parent.glob(TRAINING) if f.is_dir() and f != self.folder]
         keep_newest(others, KEPT - 1, ROOM - _size(self.folder), FILES)
 
 

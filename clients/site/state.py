@@ -30,6 +30,10 @@ ROOM = 16_000.0  # megabytes of all that trainings leave here
 NETWORKS = 4  # files of networks that come once; each has the size of a model
 ADAPTED = ".model.safetensors"  # how the names of adapted models end
 REFINED = ".refined.safetensors"  # and those of refined ones
+TRAINING = "*.*-*"  # how names of trainings look, RUN.METHOD-SEED; other files are somebody else's
+# What trainings leave: states and models, heads, and notes.
+LEFT = (f"{TRAINING}.*.safetensors", f"models/{TRAINING}/*.safetensors")
+LEFT += tuple(f"notes/{TRAINING}/*.{kind}" for kind in ("npz", "json", "png"))
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
@@ -96,7 +100,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     for old in rounds:
         if old not in (last, server_round):
             _path(site, task, old, what).unlink(missing_ok=True)
-    keep_newest(path.parent.glob(f"*.{what}.safetensors"), FILES)
+    keep_newest(path.parent.glob(f"{TRAINING}.*.{what}.safetensors"), FILES)
 
 
 def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
@@ -129,7 +133,7 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
     tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     with keeping(path) as part:
         save_file(tensors, part)
-    keep_newest(path.parent.glob(f"*.once.{what}.safetensors"), NETWORKS)
+    keep_newest(path.parent.glob(f"{TRAINING}.once.{what}.safetensors"), NETWORKS)
 
 
 def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
@@ -176,11 +180,7 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
         return
     folder, own = site.state_dir / site.name, task.training
     left, mine = [], 0
-    for path in (
-        *folder.glob("*.safetensors"),
-        *folder.glob("models/*/*"),
-        *folder.glob("notes/*/*"),
-    ):
+    for path in (each for pattern in LEFT for each in folder.glob(pattern)):
         beside = path.parent == folder
         if not (path.name.startswith(f"{own}.") if beside else path.parent.name == own):
             left.append(path)
