@@ -86,8 +86,10 @@ def test_it_follows_the_log_into_a_new_file(tmp_path: Path) -> None:
     assert seen.look("").left == {"gradient": 70}
     (tmp_path / "audit.jsonl").rename(tmp_path / "audit.000001.jsonl")
     Chain(tmp_path / "audit.jsonl", durable=False).add(event="received", kind="query")
+    for _ in range(40):  # by now it is the longer one
+        Chain(tmp_path / "audit.jsonl", durable=False).add(event="received", kind="query")
     now = seen.look("")
-    assert [each.what for each in now.asked] == ["query"] and now.left == {}
+    assert {each.what for each in now.asked} == {"query"} and now.left == {}
 
 
 def test_a_servers_words_are_shown_as_text(page: OwnPage, tmp_path: Path) -> None:
@@ -188,6 +190,11 @@ def served_rounds(ending: Ending, *rounds: str) -> list[str]:
 
 def test_a_site_that_is_to_stop_still_serves_its_round(ending: Ending) -> None:
     assert served_rounds(ending, "1", "1", "2", "3") == ["1", "1"]
+
+
+def test_a_server_cannot_keep_a_site_by_a_round_without_end(ending: Ending) -> None:
+    rounds = ["1"] * (3 * leaving.MOST)
+    assert len(served_rounds(ending, *rounds)) == leaving.MOST
 
 
 def test_an_idle_site_stops_at_once_and_a_busy_one_once_it_is_quiet(

@@ -30,6 +30,7 @@ class Seen:
         self._state, self._policy = state, policy
         self._spent = Spent(state, policy.budget)
         self._read = 0  # bytes of the file that are in what follows
+        self._file = 0  # its number on the disk
         self._begin()
 
     def look(self, standing: str) -> OwnSite:
@@ -40,8 +41,9 @@ class Seen:
         """
         path = self._state / AUDIT
         with suppress(OSError):  # not begun yet
-            if path.stat().st_size < self._read:  # a new file: the old one is put aside
+            if (file := path.stat().st_ino) != self._file:  # a new one: the old is put aside
                 self._begin()
+                self._file = file
             events, self._read = added(path, self._read)
             for event in events:
                 self._add(event)
