@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from clients.policy import words
 from clients.policy.rules import Policy
 from clients.site import looked
-from clients.site.memory import resident
+from clients.site.memory import Site, resident
 from fedda import records, wire
 from fedda.cli import app
 from fedda.config import scales_of
@@ -407,6 +407,28 @@ def test_a_target_s_column_of_labels_in_other_letters_tells_nothing(tmp_path: Pa
     assert made.told("town")["columns"] == ["age", "chol"]
 
 
+@pytest.mark.parametrize("case", ["disk", "many names", "odd name"])
+def test_texts_of_a_column_tell_nothing_wherever_they_lie(tmp_path: Path, case: str) -> None:
+    """Their statistics would say how many have the first text of the alphabet."""
+    (tmp_path / "sites").mkdir()
+    long = "x" * 200 if case == "many names" else "x"
+    name = "sex=kind" if case == "odd name" else "sex"
+    told = []
+    for frequent in ("ant", "zebra"):
+        other = {"ant": "zebra", "zebra": "ant"}[frequent]
+        path = tmp_path / "sites" / "east.csv"
+        columns = {name: [frequent] * 150 + [other] * 50}
+        columns |= {f"{long}{i}": range(200) for i in range(90)}
+        columns |= {"label": ["a", "b"] * 100}
+        heading, rows_of = ",".join(columns), zip(*columns.values(), strict=True)
+        path.write_text("\n".join([heading, *(",".join(map(str, row)) for row in rows_of)]))
+        node = {"role": "source", "name": "east", "data": str(path), "policy": YES}
+        node |= {"state-dir": str(tmp_path / frequent), "cache": "disk" if case == "disk" else ""}
+        arrays, _ = looked.tell(Site({k: v for k, v in node.items() if v}))
+        told.append(bytes(arrays["look"].buffer))
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("run", ["x" * 10**6, "../../etc", "\x1b[2J\n", b"\xff", [1] * 1000, 7, ""])
 def test_any_name_of_a_run_is_answered_alike_and_noted_shortly(tmp_path: Path, run: Any) -> None:
     grid = ScriptedGrid(two(tmp_path))
@@ -620,12 +642,12 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     odd = replace(tells("u", unit), columns=names)
     assert "u has another value range in salt:" in text(a, b, odd)
     assert settings([a, b]) and not settings([a, replace(b, columns=names[::-1])])
-    (scale,) = re.findall(r'-c input.window="(.*?)"', text(a, b))
+    (scale,) = re.findall(r"-c 'input.window=(.*?)'", text(a, b))
     assert [*scales_of(scale)] == [*names]
     mean, deviation = scales_of(scale)["chol"]
     assert mean == pytest.approx(50, abs=2) and deviation == pytest.approx(10, abs=2)
     unnamed = (replace(each, columns=()) for each in (a, b))
-    assert 'input.window="' not in text(*unnamed)
+    assert "'input.window=" not in text(*unnamed)
     other = replace(b, columns=("age", "chol", "zinc"))
     assert "Beside a, b has the columns 'zinc', and lacks 'salt': no run" in text(a, other)
 

@@ -8,7 +8,6 @@ chooses nothing of it: no model, no columns, no sizes.
 import json
 import logging
 from base64 import b64decode, b64encode
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -57,11 +56,8 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     size = SIDE if about.kind == "image" else 0
     x = torch.empty(0)
     if not about.needs_window:  # else only a run says how dark and bright its images are
-        form = Form(size=size, cache=site.cache, gray=site.reading.gray, notice=logger.debug)
-        form = replace(form, texts=bool(about.texts))
+        form = Form(0, size, "stretch", site.cache, site.reading.gray, logger.debug, True)
         x = open_site(site.path, site.reading).target(form, None).x  # no label is read
-        for column in _texts(about):
-            x[:, column] = torch.nan  # it would tell how many have the first in the alphabet
     marks = np.frombuffer(b"".join(Unlabelled(x).digests()), np.uint64)[::2]
     if (before := _recalled(site, marks)) is not None:
         return before
@@ -76,12 +72,6 @@ def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     arrays = {"look": statistics(x[chosen], site.noise, draws)} if len(x) >= _least(site) else {}
     _remember(site, marks, arrays, told.table())
     return arrays, told.table()
-
-
-def _texts(about: data.Description) -> list[int]:
-    """Where columns of texts are, by their place."""
-    names = [part.partition("=")[0] for part in about.texts]
-    return [i for i, name in enumerate(about.columns) if name in names]
 
 
 def _least(site: Site) -> int:

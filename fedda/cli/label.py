@@ -80,6 +80,12 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
             f"--out is {out}, which holds something already; give a new folder, or judge models "
             "by its labels with --model."
         )
+    own = keys_of(target, reading)
+    if (wanted := reading.named.get("id")) and not own:
+        raise ConfigError(
+            f"--id is {wanted}, but {target} is no table with such a column; give one that it has, "
+            "or leave it out."
+        )
     drawn = labelled.Drawn.of(identities(target, "target", reading), n, seed)
     about = describe(target, "target", reading)
     images, size = about.kind == "image", 0 if all(about.shape) else SIDE
@@ -91,12 +97,6 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
     with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         called = names_of(target, reading)  # as `fedda predict` calls them
-        own = keys_of(target, reading)
-        if (wanted := reading.named.get("id")) and not own:
-            raise ConfigError(
-                f"--id is {wanted}, but {target} is no table with such a column; give one that it "
-                "has, or leave it out."
-            )
         writer.writerow(["image", "file", *(["key"] if own else []), "label"])
         for name, i in zip(names, drawn.images, strict=True):
             key = [cell(own[i])] if own else []

@@ -195,16 +195,21 @@ class ArrayFile:
 
 def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
     """The examples `x` in a form, in memory or in the form's cache."""
-    if not form.texts:
+    if not form.blank_texts:
         npz.check_texts()
     n, *one = npz.shape(x)
     if len(one) == 3:
         one = [form.channels or one[0], *([form.size] * 2 if form.size else one[1:])]
     shape = (n, *one)
 
+    def stored() -> Iterator[Tensor]:
+        # Not afterwards: examples that lie in a cache's file cannot be changed.
+        for examples in npz.examples(x):
+            yield npz.without_texts(examples) if form.blank_texts else examples
+
     def some() -> Iterator[Tensor]:
         done, seen = 0, Values()
-        for examples in npz.examples(x):
+        for examples in stored():
             seen.add(examples)
             fitted = conform(Unlabelled(examples), form.channels, form.size, form.resize)
             yield fitted.x
@@ -214,7 +219,7 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
         seen.report(form.notice or logger.warning, npz.named)
 
     if form.cache is not None and form.cache.takes(shape):
-        contents = [one for examples in npz.examples(x) for one in Unlabelled(examples).digests()]
+        contents = [one for examples in stored() for one in Unlabelled(examples).digests()]
         key = key_of(contents, "array", *shape[1:], form.size, form.resize)
         found = form.cache.find(key, shape)
         return form.cache.make(key, shape, map(Tensor.numpy, some())) if found is None else found

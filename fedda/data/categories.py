@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.naming import NOTHING, escaped, plain
+from fedda.data.naming import NOTHING, escaped, is_several, option, plain
 from fedda.errors import DataError
 
 MOST = 64  # different texts of a column; of more they are names or notes
@@ -27,6 +27,7 @@ LEAVING = "or leave these columns out with --columns values=age+weight"
 Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of their numbers
 
 _GAPS = {"", ".", *NOTHING}
+_BOOLEANS = {"false": 0.0, "true": 1.0}  # texts in one file are numbers in another's
 _APART = frozenset(",|")  # what separates values in a run's list
 
 logger = logging.getLogger("fedda.data")
@@ -53,14 +54,14 @@ def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     numbers = [number(value) for value in values]
     if None not in numbers:
         return np.array(numbers, dtype=np.float64), ()
-    first = {plain(t): t for v in dict.fromkeys(values) if number(v) is None for t in [_text(v)]}
+    texts = {i: _text(values[i]) for i, each in enumerate(numbers) if each is None}
+    first = {plain(text): text for text in texts.values()}
     mixed = any(each is not None and not math.isnan(each) for each in numbers)
-    if mixed or len(first) > MOST or any(_APART & {*text} for text in first.values()):
+    odd = any(is_several(values[i]) or _APART & {*text} for i, text in texts.items())
+    if mixed or odd or len(first) > MOST:
         raise ValueError(numbers.index(None))
     place = {key: float(i) for i, key in enumerate(sorted(first))}
-    cells = [
-        place[plain(_text(v))] if n is None else n for v, n in zip(values, numbers, strict=True)
-    ]
+    cells = [place[plain(texts[i])] if n is None else n for i, n in enumerate(numbers)]
     return np.array(cells, dtype=np.float64), tuple(first[key] for key in place)
 
 
@@ -72,7 +73,7 @@ def listed_as(column: str, texts: Sequence[str]) -> str:
 def advice(parts: Sequence[str]) -> str:
     """What to give to a run for columns of texts, as `listed_as` has them."""
     every = (part if "|" in part else f"{part}|..." for part in parts)  # other sites have others
-    return f'-c input.categories="{escaped(", ".join(every))}"'
+    return option("input.categories", ", ".join(every))
 
 
 def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
@@ -90,6 +91,17 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             f"input.categories names '{escaped(odd[0])}', and the sites' columns have other names"
             " or none: take its name from the files' first row"
         )
+    for name, values in declared.items():
+        if gap := next((value for value in values if value.lower() in _GAPS), ""):
+            raise DataError(
+                f"input.categories lists '{gap}' of the column {escaped(name)}, which means in "
+                "tables that there is none: leave it out, or give it another name in the files"
+            )
+        if len({*map(plain, values)}) < len(values):
+            raise DataError(
+                f"input.categories lists a value of the column {escaped(name)} twice, as case, "
+                "spaces and zeros make no difference: leave one out"
+            )
     found = list[str]()
     for name in columns:
         values = declared.get(name, ())
@@ -172,7 +184,7 @@ class Coding:
     def _codes(self, column: str, values: Sequence[str]) -> Tensor:
         """The numbers that some values have in the file -> float32."""
         own = {plain(text): float(i) for i, text in enumerate(self._texts.get(column, ()))}
-        found = (own.get(plain(v)) if own else number(v) for v in values)
+        found = (own.get(plain(v)) if own else _BOOLEANS.get(plain(v), number(v)) for v in values)
         return torch.tensor([code for code in found if code is not None], dtype=torch.float32)
 
 
@@ -233,4 +245,5 @@ def _parted(name: str) -> tuple[str, list[str]]:
 
 def _text(value: Any) -> str:
     """A cell's text, in one line."""
-    return " ".join(str(value).split())
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return " ".join(text.split())

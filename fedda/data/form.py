@@ -214,7 +214,7 @@ class Form:
         gray: how gray of more than 8 bits becomes 8 (`Reading.gray`).
         notice: called with a sentence about images that look odd once all are decoded; None
             writes it to the log.
-        texts: whether columns of texts, which a run codes, come as numbers of the file's own.
+        blank_texts: whether columns of texts, which else a run has to code, come as gaps.
     """
 
     channels: int = 0
@@ -223,7 +223,7 @@ class Form:
     cache: "Cache | None" = None
     gray: Gray = AS_STORED
     notice: Callable[[str], object] | None = None
-    texts: bool = False
+    blank_texts: bool = False
 
 
 def scaled(width: int, height: int, size: int) -> tuple[int, int]:

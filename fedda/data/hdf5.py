@@ -48,7 +48,7 @@ class Hdf5(Npz):
             shape, dtype = found.shape, found.dtype
         if shape is None or found.external or found.is_virtual:
             raise DataError(f"{key} in {self.path} holds no values of its own: write an array")
-        if dtype.hasobject and key in ("classes", "columns"):
+        if dtype.hasobject and key in ("classes", "columns", "texts"):
             return shape, np.dtype("U")
         if dtype.hasobject:
             raise DataError(

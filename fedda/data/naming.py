@@ -13,6 +13,7 @@ sets, such as training and test, only the names are comparable: every set may nu
 import hashlib
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
@@ -66,7 +67,7 @@ def names(
         if not text:
             raise DataError(f"{whose} has no label in {at(i)}: fill or remove it")
         odd = "a measurement: give whole numbers, or names" if _FRACTION.fullmatch(text) else ""
-        if why := odd or fault(text) or (_MANY if _is_several(value) else ""):
+        if why := odd or fault(text) or (_MANY if is_several(value) else ""):
             raise DataError(f"{whose} has the label {quoted(text)} in {at(i)}, {why}")
         found.append(text)
     if all(_WHOLE.fullmatch(text) for text in found):  # of a column with gaps, 1 is written as 1.0
@@ -161,15 +162,29 @@ def is_one_line(name: str) -> bool:
     return 0 < len(name) <= LETTERS and name.isprintable()
 
 
+def is_several(value: Any) -> bool:
+    """Whether a label is a list or the like."""
+    return not isinstance(value, str | bytes) and hasattr(value, "__len__")
+
+
 def plain(name: str) -> str:
-    """A class's name without case and spaces; of a whole number its value."""
-    text = "".join(name.lower().split())
-    return f"{float(text):g}" if _WHOLE.fullmatch(text) else text
+    """A name without case, spaces and zeros, and with accents in one way of several to write them.
+
+    So of whole numbers that are one and the same there is one name.
+    """
+    text = "".join(unicodedata.normalize("NFC", name).lower().split())
+    return text.partition(".")[0].lstrip("0") or "0" if _WHOLE.fullmatch(text) else text
 
 
 def escaped(name: str) -> str:
     """A name in one line: what is no plain text becomes escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
+
+
+def option(setting: str, value: str) -> str:
+    """A setting as an option that somebody may paste into a shell, whoever chose its value."""
+    text = f"{setting}={escaped(value)}"
+    return "-c '" + text.replace("'", "'\"'\"'") + "'"
 
 
 def quoted(name: str) -> str:
@@ -193,11 +208,6 @@ def _text(value: Any) -> str:
         number = float(value)
         return "" if math.isnan(number) else f"{number:.0f}" if number % 1 == 0 else str(number)
     return str(value).strip()
-
-
-def _is_several(value: Any) -> bool:
-    """Whether a label is a list or the like."""
-    return not isinstance(value, str | bytes) and hasattr(value, "__len__")
 
 
 def _check_alike(names: Iterable[str], whose: object) -> None:

@@ -132,14 +132,22 @@ class Npz:
     @property
     def texts(self) -> Texts:
         """The texts that numbers in the file's columns mean."""
-        if "texts" not in self.keys or self._header("texts")[1].kind != "U":
+        columns = {*self._named()}
+        if not columns or "texts" not in self.keys or self._header("texts")[1].kind != "U":
             return {}
-        return {name: of for name, *of in (str(t).split("\n") for t in self._array("texts").flat)}
+        found = (str(text).split("\n") for text in self._array("texts").flat)
+        return {name: of for name, *of in found if of and name in columns}
 
     @property
     def listed_texts(self) -> tuple[str, ...]:
         """The columns of texts with their values, as a run lists them."""
         return tuple(listed_as(*each) for each in self.texts.items())
+
+    def without_texts(self, vectors: Tensor) -> Tensor:
+        """Vectors (n, d) with gaps in place of numbers that mean texts; images as they are."""
+        texts = self.texts
+        places = [i for i, name in enumerate(self.named) if name in texts]
+        return vectors.index_fill(1, torch.tensor(places), torch.nan) if places else vectors
 
     def check_texts(self) -> None:
         """Refuse columns of texts that the run does not code.

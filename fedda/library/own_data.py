@@ -338,6 +338,8 @@ def _arrays(
     name: str, train: Split, test: Split | None, known: Sequence[str]
 ) -> dict[str, np.ndarray]:
     """The arrays of one site's file, whose sets number their classes alike."""
+    if test is not None:
+        _check_alike(name, train, test)
     texts = _united(train.texts, {} if test is None else test.texts)
     train, test = _renumbered(train, texts), test and _renumbered(test, texts)
     splits = {"": train} if test is None else {"_train": train, "_test": test}
@@ -375,6 +377,17 @@ def _arrays(
         if texts:
             found["texts"] = np.array(["\n".join((column, *its)) for column, its in texts.items()])
     return found
+
+
+def _check_alike(name: str, *sets: Split) -> None:
+    """Refuse a column that has texts in one set and numbers in the other, which mean no text."""
+    for column in {**sets[0].texts, **sets[1].texts}:
+        for each in (each for each in sets if column in each.columns and column not in each.texts):
+            if not np.isnan(each.x[:, each.columns.index(column)]).all():
+                raise DataError(
+                    f"{name} has texts in the column {naming.escaped(column)} of one set and "
+                    "numbers in that of the other: write them alike"
+                )
 
 
 def _united(a: categories.Texts, b: categories.Texts) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedda.data.naming import escaped, listed, quoted, unlike
+from fedda.data.naming import listed, option, quoted, unlike
 from fedda.maths.summaries import FLOOR, LEAST, drift
 
 from .account import Account
@@ -177,7 +177,7 @@ def _scale(told: Sequence[Account]) -> Iterator[str]:
     scales = zip(first.columns, *numbers, strict=True)
     if its := ",".join(f"{n}={m:.3g}/{d:.3g}" for n, m, d in scales if d > 0 and "," not in n):
         yield "Presets scale each column by each site's own values, which hides how sites differ;"
-        yield f'if all measure in the same units, give one: -c input.window="{escaped(its)}".'
+        yield f"if all measure in the same units, give one: {option('input.window', its)}."
 
 
 def _gaps(told: Sequence[Account]) -> Iterator[str]:

@@ -4,6 +4,8 @@ import csv
 import itertools
 import json
 import math
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ import fedda
 from fedda import data, models
 from fedda.cli import app
 from fedda.config import InputConfig, categories_of
-from fedda.data import Reading
-from fedda.data.categories import Coding, coded, numbered, taken
+from fedda.data import Reading, naming
+from fedda.data.categories import Coding, advice, coded, numbered, taken
 from fedda.errors import ConfigError, DataError, FeddaError, RosterError
+from fedda.library import own_data
 from fedda.settings import RunConfig
 from strategies.sites import roster
 from strategies.sites.roster import Node
@@ -87,6 +90,94 @@ def test_cells_are_numbered() -> None:
             numbered(odd)
 
 
+def test_accents_and_zeros_make_no_difference_and_long_numbers_do() -> None:
+    composed, decomposed = "m\u00e4nnlich", "ma\u0308nnlich"
+    numbers, its = numbered([composed, "weiblich", decomposed])
+    assert len(its) == 2 and numbers.tolist() == [0, 1, 0]
+    names = coded(("sex",), categories_of(f"sex={decomposed}|weiblich"))
+    made = Coding(("sex",), names, {"sex": (composed, "weiblich")}, "here", fills=False)
+    (x,) = made.every(iter([torch.tensor([[0.0], [1.0]])]))
+    assert x.tolist() == [[0], [1]]
+    assert naming.plain("007.0") == naming.plain(" 7") and naming.plain("0") == "0"
+    assert naming.plain("1234567") != naming.plain("1234568")
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ("dose=none|some", "'none' of the column dose, which means"),
+        ("dose=a|NA|b", "'NA' of the column dose"),
+        ("dose=1|01", "a value of the column dose twice"),
+        ("dose=\u00e4|a\u0308", "a value of the column dose twice"),
+    ],
+)
+def test_a_list_that_no_table_can_follow_is_refused(odd: str, why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        coded(("dose",), categories_of(odd))
+
+
+def test_true_and_false_are_texts_in_one_file_and_numbers_in_another(tmp_path: Path) -> None:
+    smokes = [True, False, None] * 20
+    frame = pd.DataFrame({"smokes": pd.array(smokes, "boolean"), "label": ["a", "b"] * 30})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "b.parquet", index=False)
+    reading = Reading().within("", "mean", coded(("smokes",), categories_of("smokes=false|true")))
+    a, b = (data.load_source(tmp_path / name, reading=reading).x for name in ("a.csv", "b.parquet"))
+    assert torch.equal(a, b) and a[:3, 0].tolist() == [1, 0, 0.5]
+
+
+@pytest.mark.parametrize("cell", [["a"], {"a": 1}, b"a", pd.Timestamp("2026-01-01"), "2026-01-01"])
+def test_cells_of_any_kind_are_texts_or_refused_in_a_sentence(tmp_path: Path, cell: Any) -> None:
+    frame = pd.DataFrame({"kind": [cell] * 50, "label": ["a", "b"] * 25})
+    frame.to_parquet(tmp_path / "a.parquet", index=False)
+    with pytest.raises(DataError, match=r"numbers, or a few texts|has texts in kind") as refused:
+        data.load_source(tmp_path / "a.parquet")
+    assert ("has texts" in str(refused.value)) == (not isinstance(cell, list | dict))
+    assert "b'a'" not in str(refused.value)
+
+
+def test_categories_of_pandas_that_no_row_has_do_not_count(tmp_path: Path) -> None:
+    kinds = pd.Categorical(["a", "b"] * 30, categories=["z", "b", "a"])
+    frame = pd.DataFrame({"kind": kinds, "label": ["x", "y"] * 30})
+    frame.to_parquet(tmp_path / "a.parquet", index=False)
+    assert data.describe(tmp_path / "a.parquet", "source").texts == ("kind=a|b",)
+    numbers, texts = own_data._frame(frame[["kind"]], "it")
+    assert texts == {"kind": ("a", "b")} and numbers[:2, 0].tolist() == [0, 1]
+
+
+def test_a_column_of_texts_in_one_set_of_a_site_alone_is_refused(tmp_path: Path) -> None:
+    """The numbers of the other set would count as numbers of these texts."""
+    train, y = pd.DataFrame({"sex": [0, 1] * 30}), ["a", "b"] * 30
+    test = pd.DataFrame({"sex": ["female", "male"] * 30})
+    sites: Any = {name: (train, y, (test, y)) for name in ("a", "b", "t")}
+    with pytest.raises(DataError, match="has texts in the column sex of one set and numbers in"):
+        fedda.simulate(sites, "t", "fedavg", dir=tmp_path, input_categories="sex=female|male")
+
+
+def test_a_files_array_of_other_texts_is_passed_over(tmp_path: Path) -> None:
+    """Of an array that is called `texts` as well, such as the notes that vectors were made of."""
+    x, y = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32), np.arange(60) % 2
+    notes = np.array(["Patient well.\nSeen twice."] * 60)
+    np.savez(tmp_path / "a.npz", x=x, y=y, texts=notes)
+    np.savez(tmp_path / "b.npz", x=x, y=y, texts=notes, columns=np.array(["age", "sex"]))
+    for name in "ab":
+        assert data.load_source(tmp_path / f"{name}.npz").x.shape == (60, 2)
+
+
+def test_a_line_to_type_runs_nothing_else(tmp_path: Path) -> None:
+    """Names and values come from other people's files."""
+    odd = "a $(touch it) `touch it` ' \" \\ !x"
+    (tmp_path / "a.csv").write_text(f'sex,label\n"{odd.replace(chr(34), chr(34) * 2)}",a\nb,b\n')
+    (text,) = data.describe(tmp_path / "a.csv", "source").texts
+    line = advice([text])
+    assert shlex.split(line) == ["-c", f"input.categories=sex=b|{odd}"] or shlex.split(line) == [
+        "-c",
+        f"input.categories=sex={odd}|b",
+    ]
+    subprocess.run(["sh", "-c", f"true {line}"], cwd=tmp_path, check=True)
+    assert not (tmp_path / "it").exists()
+
+
 def test_a_coding_by_hand() -> None:
     """A number may be declared, too: cp=1|2|3 of a column of numbers."""
     own, names = (
@@ -148,7 +239,7 @@ def test_a_frames_tests_are_numbered_as_its_training_rows(tmp_path: Path) -> Non
 
 
 def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) -> None:
-    line = r'-c input.categories="sex=female\|male, thal=fixed\|normal\|reversible"'
+    line = r"-c 'input.categories=sex=female\|male, thal=fixed\|normal\|reversible'"
     with pytest.raises(FeddaError, match=line):
         fedda.simulate(sites, "west", "fedavg", dir=sites.parent / "none", **FEW)
     for load in (data.load_source, data.load_target):
@@ -168,7 +259,7 @@ def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) 
 def test_a_value_that_is_not_listed_is_an_error_or_missing(
     sites: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    needs = coded(("age", "sex", "thal"), categories_of("sex=female|male,thal=normal|fixed|none"))
+    needs = coded(("age", "sex", "thal"), categories_of("sex=female|male,thal=normal|fixed|absent"))
     strict = Reading().within("", "refuse", needs)
     count = pd.read_csv(sites / "east.csv")["thal"].tolist().count("reversible")
     with pytest.raises(DataError, match=rf"has {count} values in its column thal that"):
@@ -250,6 +341,7 @@ def test_rows_are_named_by_an_identifier(sites: Path, tmp_path: Path) -> None:
         assert len(rows) == 9 and all(row["key"] == f"P-{int(row['file']):03}" for row in rows)
     done = labelling(sites / "east.csv", tmp_path / "odd", "--id", "nobody")
     assert done.exit_code == 1 and "--id is nobody" in done.output
+    assert not (tmp_path / "odd").exists()  # so that the next try needs no other name
 
 
 @pytest.mark.parametrize("seed", range(3))
