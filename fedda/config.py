@@ -579,6 +579,9 @@ def suspect(shape: Sequence[int], window: str) -> str:
     return f"{odd} do that, too: `fedda data check` at a site says whether it has such, and {way}"
 
 
+LARGEST = 1e30  # mean or deviation of a column
+
+
 def scales_of(window: str) -> dict[str, tuple[float, float]]:
     """Mean and deviation of columns, by name, from `age=54/9, chol=240/50`; of other windows none.
 
@@ -592,7 +595,9 @@ def scales_of(window: str) -> dict[str, tuple[float, float]]:
             mean, deviation = map(float, scale.split("/"))
         except ValueError:
             mean = deviation = math.nan
-        if not column or column in found or not (math.isfinite(mean) and 0 < deviation < math.inf):
+        # Of float32's range, so that what is scaled is neither 0 nor infinite.
+        usable = abs(mean) < LARGEST and 1 / LARGEST < deviation < LARGEST
+        if not column or column in found or not usable:
             raise ValueError("give the mean and deviation of each column, as age=54/9, chol=240/50")
         found[column] = mean, deviation
     return found

@@ -120,7 +120,8 @@ def test_a_scale_by_hand() -> None:
     x = torch.tensor([[60.0, 1.0, 1.0], [40.0, 0.0, math.nan]]).repeat(20, 1)
     scaled = OwnColumns(x, "x", reading)(x)
     assert scaled[:2].tolist() == [[1.0, 1.0, -2.0], [-1.0, 0.0, -2.0]]
-    for odd in ("age=50", "age=50/0", "age=a/b", "age=50/10,age=50/10", "=5/2", "age=nan/1"):
+    none = ("age=50", "age=50/0", "age=a/b", "age=50/10,age=50/10", "=5/2", "age=nan/1", "age=1/-1")
+    for odd in (*none, "age=1e99/1", "age=1/1e-99", "age=1/1e99"):  # 0 or infinite in float32
         with pytest.raises(ConfigError, match="mean and deviation of each column"):
             RunConfig.parse({"input.window": odd})
 

@@ -5,6 +5,7 @@ that it ends with a proper last round, and that no label of the target has a par
 """
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,8 @@ def entries(*values: float | None, first: int = 1) -> list[dict[str, Any]]:
         ((None, None, None), 1, 9),  # nor does it end where nothing is known
         ((0.2, 0.1, 0.3, 0.4), 1, 3),  # what came after the end changes nothing
         ((0.1,) * 9, 8, 9),  # runs out in the last planned round
+        ((0.1, math.nan, 0.2, math.nan, math.nan), 2, 6),  # what is no number is no rise
+        ((math.nan, math.nan), 2, 3),
     ],
 )
 def test_the_last_round_follows_from_the_rounds_so_far(
@@ -198,6 +201,14 @@ def test_a_site_refuses_another_claim(domains: list[Node], claim: Any) -> None:
     step = {"round": 1, "phase": "train", "hop": "train", "part": "source", "final": claim}
     with pytest.raises(WireError, match="final by true"):
         Request.make(task().flat(), step, {})
+
+
+def test_only_a_round_of_the_last_phase_can_be_final() -> None:
+    chained = task("pretrain 5, select 1, adapt 3", "fruda").flat()
+    step = {"hop": "test", "part": "target", "final": True}
+    assert Request.make(chained, step | {"round": 7, "phase": "adapt"}, {}).is_last
+    with pytest.raises(WireError, match="Round 1 is final, but not of the training's last phase"):
+        Request.make(chained, step | {"round": 1, "phase": "pretrain"}, {})
 
 
 # ---- settings ----------------------------------------------------------------------------------

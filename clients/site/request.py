@@ -98,6 +98,8 @@ class Request:
         if final is not None and final is not True:
             raise WireError("A request says that its round is final by true, or says nothing.")
         stage = training.stage(server_round)
+        if final and stage != training.stages[-1]:
+            raise WireError(f"Round {server_round} is final, but not of the training's last phase.")
         if phase != stage.phase.name:
             raise WireError(
                 f"The request is for phase '{str(phase)[:40]}', but round {server_round} belongs "
