@@ -1,6 +1,8 @@
 """The site's own page: what it shows, who may see it and press its button; how a site leaves."""
 
+import contextlib
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from fedda.cli.client import app as client_command
 from fedda.errors import ConfigError
 from fedda.ops.chain import Chain
 from tests.local_grid import Node, run
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 from tests.test_resident import FakeConnection, echo, message
 
 SCRIPT = "<script>alert(1)</script>"
@@ -148,6 +150,25 @@ def test_no_other_machine_reaches_it_and_nothing_is_kept(page: OwnPage) -> None:
     assert answer.headers["cache-control"] == "no-store"
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     assert "form-action &#x27;self&#x27;" in answer.text or "form-action 'self'" in answer.text
+
+
+def test_another_user_cannot_take_the_files_that_the_site_works_with(page: OwnPage) -> None:
+    """Each connection that somebody begins and leaves open is a file of this process."""
+    port = int(page.address.split(":")[2].split("/")[0])
+    with contextlib.ExitStack() as stack:
+        begun = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE))
+            for _ in range(own_page.MOST + 8)
+        ]
+        closed = [each for each in begun[own_page.MOST :] if each.recv(1) == b""]
+        assert len(closed) == 8
+    wait_until(lambda: answers(page), "the page did not answer again")
+
+
+def answers(page: OwnPage) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return ask(page).status_code == 200
+    return False
 
 
 def test_a_port_in_use_is_refused_in_a_sentence(page: OwnPage, tmp_path: Path) -> None:

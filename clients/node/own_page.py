@@ -5,6 +5,7 @@ open can read it or press its button: such a page knows no secret, comes under a
 own, or with its own origin. Nothing here reaches the server that the site dials.
 """
 
+import asyncio
 import secrets
 import socket
 import threading
@@ -18,6 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedda.errors import ConfigError
 from fedda.page.at_site import page
@@ -34,6 +36,7 @@ HEADERS = {
     "referrer-policy": "same-origin",  # a form's origin is null under no-referrer
     "x-content-type-options": "nosniff",
 }
+MOST = 32  # connections, as this process needs its files for the site's work
 AGAIN = {"refresh": "10"}  # seconds until a browser asks for it anew
 
 
@@ -83,6 +86,16 @@ class OwnPage:
         return secrets.compare_digest(given, self._secret.encode())
 
 
+class FewConnections(H11Protocol):
+    """Closes what is beyond MOST connections: any user of the machine may begin some."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, or close it at once."""
+        super().connection_made(transport)
+        if len(self.connections) > MOST:
+            transport.close()
+
+
 @contextmanager
 def served(
     name: str, seen: Seen, standing: Standing, ending: Ending, port: int
@@ -109,7 +122,9 @@ def served(
         made = OwnPage(name, seen, standing, ending, listens.getsockname()[1])
         settings = uvicorn.Config(
             made.app,
+            http=FewConnections,
             log_config=None,
+            log_level="error",  # a warning for each odd request would fill the site's log
             access_log=False,
             server_header=False,
             lifespan="off",
