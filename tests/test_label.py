@@ -140,7 +140,7 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path) -> None:
     assert "no class of the model" in said(*judge)
     other = tmp_path / "other.npz"
     np.savez(other, x_train=np.zeros((90, 8, 8), np.uint8))
-    assert "not these 90" in said("--target", other, *judge[2:])
+    assert "not these 90 read as now" in said("--target", other, *judge[2:])
     assert "holds no images" in said("--target", place / "t.npz", "--out", tmp_path, *judge[4:])
     with pytest.raises(DataError, match="no label"):
         labelled.answered([{"label": ""}], 1, ["a"])

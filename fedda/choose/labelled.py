@@ -108,8 +108,9 @@ class Drawn:
         """
         if digest(digests) != self.data:
             raise DataError(
-                f"The labels are for {self.total} images that are not these {len(digests)}; give "
-                "the folder of images that they were drawn from, or draw again."
+                f"The labels are for {self.total} images that are not these {len(digests)} read as "
+                "now; give what they were drawn from, with the same --id, --columns and --split, "
+                "or draw again."
             )
 
     def write(self, folder: Path) -> None:

@@ -55,7 +55,7 @@ class ArrayFile:
         if named and own != needs and categories.taken(needs, named) == named:
             fills = self._reading.fills
             npz.coding = categories.Coding(named, needs, npz.texts, self.path, fills)
-        elif own and (other := naming.unlike(own, needs)):
+        elif own and (other := naming.unlike(own, categories.taken(needs, own))):
             with npz:
                 raise DataError(
                     f"{self.path} has {other}, and the model takes columns by name: "

@@ -222,18 +222,28 @@ def _said(where: object, column: str, count: int) -> str:
     )
 
 
-def undeclared(parts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Those of a file's columns of texts, as `listed_as` has them, that a run does not code."""
+def check_coded(where: object, parts: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse columns of texts that a run or a model does not code.
+
+    Args:
+        where: what has them.
+        parts: its columns of texts, as `listed_as` has them.
+        names: the columns that the run or the model takes.
+
+    Raises:
+        DataError: there are some.
+    """
     columns = {_parted(name)[0] for name in names if "=" in name}
-    return [part for part in parts if _parted(part)[0] not in columns]
+    if odd := [part for part in parts if _parted(part)[0] not in columns]:
+        raise refused(where, odd)
 
 
 def refused(where: object, parts: Sequence[str]) -> DataError:
-    """The error of a run that does not code columns of texts, as `listed_as` has them."""
+    """The error of columns of texts, as `listed_as` has them, that nothing codes."""
     columns = ", ".join(escaped(_parted(part)[0]) for part in parts)
     return DataError(
-        f"{where} has texts in {columns}, and a run needs numbers: whoever starts it lists the "
-        f"values of all sites, as {advice(parts)}, {LEAVING}"
+        f"{where} has texts in {columns}, and a run or model needs numbers: whoever starts a run "
+        f"lists the values of all sites, as {advice(parts)}; write numbers there, {LEAVING}"
     )
 
 

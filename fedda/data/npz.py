@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import naming, npy, room, sparse
-from fedda.data.categories import Coding, Texts, listed_as, refused, undeclared
+from fedda.data.categories import Coding, Texts, check_coded, listed_as
 from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.naming import listed
 from fedda.errors import DataError
@@ -155,8 +155,7 @@ class Npz:
         Raises:
             DataError: there are some.
         """
-        if parts := undeclared(self.listed_texts, self.named):
-            raise refused(self.path, parts)
+        check_coded(self.path, self.listed_texts, self.named)
 
     def _named(self) -> tuple[str, ...]:
         """The names of the file's own columns."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedda.config import REFUSE, Missing
-from fedda.data.categories import check_listed, refused, undeclared
+from fedda.data.categories import check_coded, check_listed
 from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import listed, plain
 from fedda.data.stored import take_rows
@@ -161,8 +161,7 @@ class Description:
             DataError: a target's tests are of other classes, images need a window, vectors have
                 gaps, or columns have texts that the run does not code.
         """
-        if parts := undeclared(self.texts, columns):
-            raise refused(self.path, parts)
+        check_coded(self.path, self.texts, columns)
         if missing == REFUSE:
             check_listed(self.path, self.texts, columns)
         if self.gaps and missing == REFUSE:

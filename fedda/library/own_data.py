@@ -122,7 +122,7 @@ def as_array(x: Any) -> Any:
     What a table of pandas calls missing is NaN.
     """
     if columns_of(x):
-        return _frame(x, "the table")[0]
+        return _numbers(x)[0]
     if isinstance(x, Image.Image):
         known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
         return np.asarray(x if known else on_white(x).convert("RGB"))
@@ -159,6 +159,18 @@ def _frame(x: Any, whose: str) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
     return np.stack(found, axis=1), texts
 
 
+def _numbers(x: Any, coded: Sequence[str] = ()) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
+    """What `_frame` makes of a table for a model of these columns, which codes all texts.
+
+    Raises:
+        DataError: it does not, or as `_frame`.
+    """
+    numbers, texts = _frame(x, "the table")
+    parts = [categories.listed_as(*each) for each in texts.items()]
+    categories.check_coded("the table", parts, coded)
+    return numbers, texts
+
+
 def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
     """A table of pandas with the columns that a model takes, in their order; all else as it is.
 
@@ -188,7 +200,7 @@ def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
     chosen = x.iloc[:, [place[name] for name in columns]]
     if columns == tuple(wanted):
         return chosen
-    numbers, texts = _frame(chosen, "the table")
+    numbers, texts = _numbers(chosen, wanted)
     coding = categories.Coding(columns, wanted, texts, "the table", fills)
     return torch.cat([*coding.every(iter([torch.from_numpy(numbers).float()]))])
 

@@ -44,7 +44,8 @@ def patients(seed: int, n: int = 90) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hospitals; west writes as it likes, and has nobody whose thal is fixed."""
-    folder = tmp_path_factory.mktemp("hospitals")
+    folder = tmp_path_factory.mktemp("categories") / "hospitals"
+    folder.mkdir()
     for seed, name in enumerate(("east", "north", "west")):
         found = patients(seed)
         if name == "west":
@@ -214,6 +215,25 @@ def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sit
     assert models.describe(sites.parent / "r.safetensors").columns == CODED
 
 
+def test_texts_where_a_model_takes_numbers_are_refused(run: fedda.Run, sites: Path) -> None:
+    """Their places in the alphabet would count as ages."""
+    odd, place = patients(9).drop(columns="label").assign(age="old"), sites.parent / "odd.csv"
+    odd.to_csv(place, index=False)
+    plain = fedda.simulate(
+        {name: (patients(i)[["age"]], patients(i)["label"]) for i, name in enumerate("abt")},
+        "t",
+        "fedavg",
+        dir=sites.parent / "plain",
+        **FEW,
+    )
+    for model, given in ((run.model, odd), (run.model, place), (plain.model, odd[["age"]])):
+        with pytest.raises(DataError, match="has texts in age, and a run or model needs numbers"):
+            model.predict(given)
+    patients(9)[["age", "thal"]].to_csv(place, index=False)
+    with pytest.raises(DataError, match="lacks 'sex', and the model"):
+        run.model.predict(place)
+
+
 def test_frames_of_a_program_are_coded_alike(run: fedda.Run, sites: Path, tmp_path: Path) -> None:
     """The same run from tables in memory: every weight is the same."""
     frames = {p.stem: pd.read_csv(p) for p in sorted(sites.glob("*.csv"))}
@@ -243,7 +263,7 @@ def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) 
     with pytest.raises(FeddaError, match=line):
         fedda.simulate(sites, "west", "fedavg", dir=sites.parent / "none", **FEW)
     for load in (data.load_source, data.load_target):
-        with pytest.raises(DataError, match="has texts in sex, thal, and a run needs numbers"):
+        with pytest.raises(DataError, match="has texts in sex, thal, and a run or model needs"):
             load(sites / "east.csv")
     with pytest.raises(DataError, match="has texts in"):
         list(data.batches(sites / "east.csv", (3,), 16))

@@ -232,7 +232,7 @@ def test_a_targets_labels_are_not_read(tmp_path: Path) -> None:
 def test_columns_are_taken_by_name_and_one_that_is_absent_is_all_gaps(tmp_path: Path) -> None:
     x, y = patients(60, 0)
     path = table(tmp_path / "a.csv", x, y, note="seen twice")
-    with pytest.raises(DataError, match=r'has texts in note.*categories="note=seen twice\|\.\.\."'):
+    with pytest.raises(DataError, match=r"has texts in note.*categories=note=seen twice\|\.\.\.'"):
         data.load_source(path)
     odd = table(tmp_path / "odd.csv", x, y, note=["seen, twice", *["1"] * 59])
     with pytest.raises(
