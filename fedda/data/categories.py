@@ -23,6 +23,7 @@ from fedda.data.naming import NOTHING, escaped, is_several, option, plain
 from fedda.errors import DataError
 
 MOST = 64  # different texts of a column; of more they are names or notes
+FEW_NUMBERS = 16  # different numbers of a column that mean kinds; of more they are measurements
 LEAVING = "or leave these columns out with --columns values=age+weight"
 Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of their numbers
 
@@ -151,10 +152,14 @@ class Coding:
         """Vectors (m, d), some at a time -> float32 (m, D).
 
         Raises:
-            DataError: values are not listed, and the run fills no gaps.
+            DataError: values are not listed, and the run fills no gaps; or a column is one of
+                measurements: a model's weights for one of these are of the few rows that have it.
         """
         odd = dict.fromkeys(self._values, 0)
+        numbers = {c: torch.empty(0) for c in odd if not self._texts.get(c)}
         for x in found:
+            for column, before in numbers.items():
+                numbers[column] = self._kinds(column, before, x)
             known = {column: self._known(column, x) for column in odd}
             for column, good in known.items():
                 odd[column] += int((~good).sum())
@@ -166,6 +171,18 @@ class Coding:
             if count:
                 said = _said(self._where, column, count)
                 logger.warning("%s: missing there", said)
+
+    def _kinds(self, column: str, before: Tensor, x: Tensor) -> Tensor:
+        """A column's different numbers so far, without gaps."""
+        own = torch.cat([before, x[:, self._place[column]]])
+        kinds = own[~own.isnan()].unique()
+        if len(kinds) > FEW_NUMBERS:
+            raise DataError(
+                f"{self._where} has more than {FEW_NUMBERS} different numbers in its column "
+                f"{escaped(column)}, which input.categories takes for kinds: whoever starts the "
+                "run leaves this column out of it"
+            )
+        return kinds
 
     def _known(self, column: str, x: Tensor) -> Tensor:
         """Where a value is listed or missing -> bool (m,)."""

@@ -20,7 +20,7 @@ from fedda import data, models
 from fedda.cli import app
 from fedda.config import InputConfig, categories_of
 from fedda.data import Reading, naming
-from fedda.data.categories import Coding, advice, coded, numbered, taken
+from fedda.data.categories import FEW_NUMBERS, Coding, advice, coded, numbered, taken
 from fedda.errors import ConfigError, DataError, FeddaError, RosterError
 from fedda.library import own_data
 from fedda.settings import RunConfig
@@ -89,6 +89,21 @@ def test_cells_are_numbered() -> None:
     for odd in (["1", "a"], ["a,b"], ["a|b"], [f"name {i}" for i in range(65)]):
         with pytest.raises(ValueError):
             numbered(odd)
+
+
+@pytest.mark.parametrize("fills", [True, False])
+def test_a_server_cannot_make_each_number_of_a_measurement_a_column(fills: bool) -> None:
+    """The weights of a column for one age would be of the one patient who has it."""
+    for many in (FEW_NUMBERS, FEW_NUMBERS + 1):
+        ages = range(30, 30 + many)
+        names = coded(("age",), {"age": [*map(str, ages)]})
+        coding = Coding(("age",), names, {}, "here", fills=fills)
+        some = iter([torch.tensor([float(age)] * 2)[:, None] for age in ages])
+        if many == FEW_NUMBERS:
+            assert torch.cat([*coding.every(some)]).sum() == 2 * FEW_NUMBERS
+            continue
+        with pytest.raises(DataError, match="here has more than 16 different numbers in its"):
+            list(coding.every(some))
 
 
 def test_accents_and_zeros_make_no_difference_and_long_numbers_do() -> None:
