@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from clients.node import ending as leaving
 from clients.node import own_page, resident
 from clients.node.ending import QUIET_S, Ending
+from clients.node.failures import Unreachable
 from clients.node.own_page import OwnPage, served
 from clients.node.standing import Standing
 from clients.policy.rules import Policy
@@ -232,6 +233,31 @@ def test_an_idle_site_stops_at_once_and_a_busy_one_once_it_is_quiet(
     idle = Ending()
     idle.ask()
     assert idle.over(None)
+
+
+def test_a_site_whose_server_does_not_answer_stops(ending: Ending) -> None:
+    """While it joins, and in the middle of a session."""
+    said: list[str] = []
+
+    def tell(kind: str, text: str) -> None:
+        said.append(kind)
+        ending.ask()
+
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        nobody = f"127.0.0.1:{listens.getsockname()[1]}"
+    resident.serve(
+        echo, superlink=nobody, node_config={}, insecure=True, on_event=tell, ending=ending
+    )
+    assert said == ["waiting", "stopped"]
+
+    class Silent(FakeConnection):
+        def receive(self) -> Any:
+            raise Unreachable("no answer")
+
+    later = Ending()
+    node = resident.Resident(echo, {}, lambda kind, text: later.ask())
+    with pytest.raises(resident.Stopped):
+        resident.work(node, Silent(), 0.0, ending=later)  # type: ignore[arg-type]
 
 
 def test_the_page_needs_no_torch() -> None:

@@ -199,6 +199,8 @@ def serve(
     offers = refusal.offers(**named, version=__version__) if named["role"] else ""
 
     def connect() -> Fleet:
+        if ending is not None and ending.asked:
+            raise Stopped
         return Fleet(
             superlink,
             insecure=insecure,
@@ -279,10 +281,16 @@ def work(
     unfinished, interrupt = unfinished or Unfinished(), interrupt or Interrupt()
     ending = ending or Ending()
     last_message = time.monotonic()
+
+    def receive() -> tuple[Message, ObjectTree] | None:
+        if ending.over(None):  # also while the server does not answer
+            raise Stopped
+        return connection.receive()
+
     while True:
         asked = time.monotonic()
-        received = persist(connection.receive, resident.tell)
-        if ending.over(None if received is None else received[0]):
+        received = persist(receive, resident.tell)
+        if received is not None and ending.over(received[0]):
             raise Stopped
         if received is None:
             now = time.monotonic()
