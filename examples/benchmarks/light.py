@@ -84,7 +84,18 @@ def program(name: str) -> Callable[[Message, Context], Message]:
     return answer
 
 
-class Light(Deployment):
+class Separate(Deployment):
+    """A federation whose programs are started one by one, as on machines of their own.
+
+    None is forked from a warm process, so that each is known by its command line.
+    """
+
+    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
+        self.env = {key: value for key, value in self.env.items() if key != SOCKET}
+        return super()._start(name, arguments)
+
+
+class Light(Separate):
     """A real server, and light sites: sources, and a target called `target`."""
 
     def __init__(self, directory: Path, sites: int, real: Mapping[str, Path] | None = None) -> None:
@@ -116,9 +127,8 @@ class Light(Deployment):
     def _start(self, name: str, arguments: Sequence[Any]) -> Process:
         """Let the server take the connections of many sites from this machine's one address.
 
-        Nothing is forked from a warm process, so that each process is known by its command line.
+        Its runs are no forks either.
         """
-        self.env = {key: value for key, value in self.env.items() if key != SOCKET}
         more = ["--address-connections", 10 * len(self.sites), "--warm", 0]
         return super()._start(name, [*arguments, *(more if name == "superlink" else [])])
 

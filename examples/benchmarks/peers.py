@@ -46,6 +46,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import light
 import live
 import processes
 
@@ -53,9 +54,7 @@ from fedda.comparison.tables import markdown
 from fedda.errors import RunError
 from fedda.halves import load
 from fedda.ops import keys
-from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, quiet_port
-from fedda.ops.warm import SOCKET
 
 HERE = Path(__file__).parent
 TOKEN = "FEDDA_PEERS"  # an environment variable that all processes of one trial inherit
@@ -160,19 +159,11 @@ def below(pid: int) -> Callable[[int, str], bool]:
 # ---- the peers ---------------------------------------------------------------------------------
 
 
-class Separate(Deployment):
-    """A federation whose programs are started one by one, as on machines of their own."""
-
-    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        self.env = {key: value for key, value in self.env.items() if key != SOCKET}
-        return super()._start(name, arguments)
-
-
 def fedda(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Trial:
     """Run fedda's FedAvg over resident clients."""
     app = live.stage(folder / "app")
     sites = live.domains(folder / "data", clients)
-    with Separate(folder / "served", sites, patience=180) as deployment:
+    with light.Separate(folder / "served", sites, patience=180) as deployment:
         trial = Trial(token, below(deployment.processes["superlink"].popen.pid))
         settings = {"method": "fedavg", "secure": "none", "rounds": rounds, **live.mlp(mb)}
         trial.ordered = time.time()
