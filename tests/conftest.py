@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from random import Random
@@ -81,12 +82,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let Ctrl-C reach the commands that tests start, also from the background of a script.
-
-    There SIGINT is ignored, and every program that is started inherits that.
-    """
+    """Let tests find the same from a terminal, in a script's background and in an environment."""
     if config.getoption("--write-costs"):
         config.stash[METER] = costs.Meter()
+    # An activated environment would hide that a program is only found in one.
+    places = os.environ["PATH"].split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(p for p in places if p != sysconfig.get_path("scripts"))
+    # In the background of a script SIGINT is ignored, and all that is started inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

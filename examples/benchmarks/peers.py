@@ -54,7 +54,7 @@ from fedda.comparison.tables import markdown
 from fedda.errors import RunError
 from fedda.halves import load
 from fedda.ops import keys
-from fedda.ops.spawn import LOOPBACK, Process, quiet_port
+from fedda.ops.spawn import LOOPBACK, Process, quiet_port, scripts_first
 
 HERE = Path(__file__).parent
 TOKEN = "FEDDA_PEERS"  # an environment variable that all processes of one trial inherit
@@ -180,7 +180,8 @@ def flower(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tr
     """Run Flower's FedAvg over its own SuperNodes, without fedda."""
     home, port = folder / "served", quiet_port()
     keys.init(home, [LOOPBACK])
-    env = {**os.environ, "FLWR_HOME": str(folder / "flwr")}
+    path = scripts_first(os.environ.get("PATH"))
+    env = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "flwr")}
     tls = ["--ssl-certfile", home / "server.pem", "--ssl-keyfile", home / "server.key"]
     tls += ["--ssl-ca-certfile", home / "ca.crt"]
     app, stamps = folder / "app", folder / "stamps.txt"

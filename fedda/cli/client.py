@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
@@ -30,7 +29,7 @@ from fedda.ops import keys, system
 from fedda.ops.address import address, host
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
-from fedda.ops.spawn import die_with_parent, quiet_port, watch_parent
+from fedda.ops.spawn import die_with_parent, quiet_port, scripts_first, watch_parent
 from fedda.results.plainly import PlainFormatter, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -479,8 +478,8 @@ def _exec_stock(
     lock: TextIO,
 ) -> None:
     """Become Flower's own SuperNode with the same configuration."""
-    program = shutil.which("flower-supernode", path=sysconfig.get_path("scripts"))
-    program = program or shutil.which("flower-supernode")
+    os.environ["PATH"] = scripts_first(os.environ.get("PATH"))
+    program = shutil.which("flower-supernode")
     if program is None:
         raise ConfigError("flwr's program flower-supernode is not installed: install flwr")
     # A file, because the quoting of flower-supernode's command line cannot express every path.
@@ -491,7 +490,6 @@ def _exec_stock(
     home = state / "flwr"
     home.mkdir(exist_ok=True)
     os.environ["FLWR_HOME"] = str(home)
-    os.environ["PATH"] = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")])
     command = [program, "--superlink", superlink, "--node-config", str(node)]
     command += ["--port", str(quiet_port())]
     # _check_options has made sure that only an insecure connection has no key.

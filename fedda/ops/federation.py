@@ -7,7 +7,6 @@ For the demo and the tests: one server and one client per site, each in its own 
 import contextlib
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from fedda.errors import RunError
 from fedda.halves import IN_WHEEL, ROOT, Folder, load
 from fedda.ops import keys
 from fedda.ops.flwr_home import OFFLINE
-from fedda.ops.spawn import LOOPBACK, Process, Reserved
+from fedda.ops.spawn import LOOPBACK, Process, Reserved, scripts_first
 from fedda.ops.warm import OF_A_RUN, SOCKET, Warm, available, given
 
 PROGRAM = (sys.executable, "-m", "fedda.cli")
@@ -97,12 +96,11 @@ class Deployment:
         self.port, self.admin_port = (each.port for each in self._reserved)
         self._open = contextlib.ExitStack()
         self.processes: dict[str, Process] = {}
-        scripts = sysconfig.get_path("scripts")
         places = [] if IN_WHEEL else [str(ROOT)]  # in the wheel all is where Python looks anyway
         self.env = {
             **os.environ,
             **OFFLINE,
-            "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")]),
+            "PATH": scripts_first(os.environ.get("PATH")),
             "PYTHONPATH": os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONUNBUFFERED": "1",
             "FLWR_HOME": str(self.home / "flwr"),

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,16 @@ def quiet_port() -> int:
         port = draw.randrange(first // 2, first)
         with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
             return port
+
+
+def scripts_first(path: str | None) -> str:
+    """A PATH on which this Python's scripts come first: flwr starts its helpers by bare names.
+
+    Args:
+        path: the PATH until now.
+    """
+    scripts = sysconfig.get_path("scripts")
+    return os.pathsep.join([scripts, *(p for p in (path or "").split(os.pathsep) if p != scripts)])
 
 
 def watch_parent(pid: int, grace: float = 10.0, *, ask: bool = True) -> None:

@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import socket
-import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from fedda.ops.spawn import (
     RESERVED,
     SERVER_PID,
     adopt_orphans,
+    scripts_first,
 )
 from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
@@ -322,15 +322,12 @@ def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool 
 
 def _find_programs() -> None:
     """Put this Python's scripts on PATH, as flwr starts its helpers by their bare names."""
-    scripts = sysconfig.get_path("scripts")
-    path = os.environ.get("PATH", "")
-    if scripts not in path.split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([scripts, path])
+    os.environ["PATH"] = scripts_first(os.environ.get("PATH"))
     for program in ("flower-superexec", SERVERAPP):
         if shutil.which(program) is None:
             raise RunError(
-                f"flwr's program {program} is neither in {scripts} nor on PATH: install flwr into "
-                "the environment that runs fedda"
+                f"flwr's program {program} is nowhere on PATH: install flwr into the "
+                "environment that runs fedda"
             )
 
 
