@@ -20,7 +20,7 @@ ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target
 ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
 DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
 DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
-DICTIONARY += ("-c", "samples=30", "-c", "batch-size=30")
+DICTIONARY += ("-c", "samples=64", "-c", "batch-size=64")
 CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=2")
 CENTRAL += ("-c", "model.name=mlp", "-c", "model.sizes=16", "-c", "train.batch-size=32")
 CENTRAL += ("-c", "exchange.min-examples=16")

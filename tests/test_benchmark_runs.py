@@ -357,14 +357,14 @@ def test_the_dictionary_in_small(here: Path) -> None:
     # Atoms go to and from three sites. A layer goes to and from two sources; the target gets theirs
     # and, once, the average, and returns one.
     sent = {
-        "FedDaDiL": 4 * 3 * 30 * (12 + 10) * (3 + 3),
+        "FedDaDiL": 4 * 3 * 64 * (12 + 10) * (3 + 3),
         "KD3A": 4 * (12 + 1) * 10 * (2 + 2 + 3 + 1),
     }
     for method, count in sent.items():
         row = parallel[f"bytes of a round, {method}"]
         assert {value[0] for value in row.values()} == {count}
     for table, figures in found.items():
-        stem = here / "made" / f"dictionary-googlenet-{table}-samples-30-batch-size-30"
+        stem = here / "made" / f"dictionary-googlenet-{table}-samples-64-batch-size-64"
         with stem.with_suffix(".csv").open() as file:
             lines = list(csv.DictReader(file))
         told = {(line["row"], line["column"]): float(line["value"]) for line in lines}
@@ -373,7 +373,7 @@ def test_the_dictionary_in_small(here: Path) -> None:
             for column, (mean, _) in columns.items():
                 assert told[row, column] == pytest.approx(mean, abs=1e-4)
         text = stem.with_suffix(".md").read_text()
-        assert "--target webcam --seeds 0 -c samples=30 -c batch-size=30\n" in text
+        assert "--target webcam --seeds 0 -c samples=64 -c batch-size=64\n" in text
         assert f"{100 * heads['FedDaDiL-R']['webcam'][0]:.1f}" in text or table != "heads"
     begun = [
         path.stat().st_mtime_ns for path in sorted((here / "dictionary").rglob("results.json"))

@@ -56,7 +56,9 @@ from fedda.results.read import counted
 from fedda.settings import presets
 
 SETS = ("surf", "googlenet", "amazon", "office", "digits", "rotated")
-MORE = ("photos", "rotated-mnist", "amazon400", "heart")  # sets that are used where they are named
+# Sets that are used where they are named; the last one has all images at the papers' size.
+MORE = ("photos", "rotated-mnist", "amazon400", "heart", "digits-full")
+FULL = "-full"
 VECTORS = {
     "surf": "office_caltech10_surf800",
     "googlenet": "office_caltech10_googlenet1024",
@@ -126,9 +128,11 @@ def plan(args: argparse.Namespace, name: str) -> Plan:
         settings = {"rounds": accuracy.BENCHMARKS["digits"].epochs}
         settings |= accuracy.BENCHMARKS["digits"].settings
     else:
-        b = accuracy.BENCHMARKS[name]
-        accuracy.prepare(args.data / b.folder, out / "data", args.images or b.images, b.tests)
+        b = accuracy.BENCHMARKS[name.removesuffix(FULL)]
+        images, tests = (0, 0) if name.endswith(FULL) else (args.images or b.images, b.tests)
+        accuracy.prepare(args.data / b.folder, out / "data", images, tests)
         place, settings = out / "data", {"rounds": b.epochs, **b.settings, **b.kd3a}
+        settings |= b.full if name.endswith(FULL) else {}
     settings |= {"rounds": args.rounds} if args.rounds else {}
     domains = [*data.domains(place)]
     if odd := set(args.target or ()) - set(domains):

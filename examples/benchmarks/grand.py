@@ -342,7 +342,7 @@ def beside_papers(every: Sequence[Task]) -> list[str]:
     The interval is over the seeds, of the mean over the targets that the method fits.
     """
     rows = []
-    for name, gain, source in PAPERS.get(every[0].plan.out.name, []):
+    for name, gain, source in PAPERS.get(every[0].plan.out.name.removesuffix(choose.FULL), []):
         own = [t for t in every if name in t.scores]
         if not own:
             continue

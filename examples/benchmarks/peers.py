@@ -48,6 +48,7 @@ from typing import Any
 
 import light
 import live
+import numpy as np
 import processes
 
 from fedda.comparison.tables import markdown
@@ -125,18 +126,22 @@ class Trial:
         """The figures of the head of this file, with `peak_mb` in place of `server_models`."""
         counted = self.stamps[1:]
         rounds = len(counted) - 1
-        first, last = (self._at(moment) for moment in (counted[0], counted[-1]))
         seconds = self.seconds or [b - a for a, b in pairwise(self.stamps)]
         return {
             "round_s": statistics.median(seconds[1:]),
             "first_round_s": self.stamps[1] - self.ordered,
-            "server_cpu_s": (last.server_cpu - first.server_cpu) / rounds,
-            "sites_cpu_s": (last.sites_cpu - first.sites_cpu) / rounds,
+            "server_cpu_s": self._between(counted, [e.server_cpu for e in self.looks]) / rounds,
+            "sites_cpu_s": self._between(counted, [e.sites_cpu for e in self.looks]) / rounds,
             "peak_mb": max(look.server_memory for look in self.looks) / 1e6,
         }
 
-    def _at(self, moment: float) -> Look:
-        return min(self.looks, key=lambda look: abs(look.at - moment))
+    def _between(self, stamps: Sequence[float], spent: Sequence[float]) -> float:
+        """Of what had been spent at each look, what was spent from the first stamp to the last.
+
+        Rounds of a tiny model may all lie between two looks, so what was spent there is shared out.
+        """
+        first, last = np.interp([stamps[0], stamps[-1]], [look.at for look in self.looks], spent)
+        return float(last - first)
 
 
 def with_token(token: str) -> dict[int, str]:
