@@ -65,7 +65,10 @@ class Inputs(NamedTuple):
 
 
 class Section(BaseModel):
-    """A frozen group of settings; unknown keys are refused."""
+    """A frozen group of settings; unknown keys are refused.
+
+    The text below a setting, or `description` of its Field, says what it means.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -73,7 +76,16 @@ class Section(BaseModel):
         alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
         allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Join the lines of each setting's text."""
+        super().__pydantic_init_subclass__(**kwargs)
+        for field in cls.model_fields.values():
+            if field.description:
+                field.description = " ".join(field.description.split())
 
     def flat(self) -> Flat:
         """Every setting under its dotted key."""
@@ -83,43 +95,27 @@ class Section(BaseModel):
 class InputConfig(Section):
     """The shape to which all sites convert their images; 0 keeps the shape they have."""
 
-    channels: Literal[0, 1, 3] = Field(
-        default=0, description="1: grayscale, 3: RGB, 0: as in the data"
-    )
-    size: int = Field(
-        default=0,
-        ge=0,
-        le=4096,
-        description="height and width in pixels, 0: as in the data, or as pretrained weights want",
-    )
-    resize: Resize = Field(
-        default="stretch",
-        description="stretch: width and height become input.size; crop: the shorter side becomes "
-        "input.size * 256/224, then the square in the middle is kept, as torchvision evaluates on "
-        "ImageNet",
-    )
-    window: str = Field(
-        default="",
-        description="low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that "
-        "become black and white, the same at all sites, such as -160,240; empty: all values that "
-        "the file's bits can hold, or a DICOM file's own window; own: of vectors, each site's own "
-        "mean and deviation become 0 and 1; age=54/9, chol=240/50: of tables, the same mean and "
-        "deviation of a column at all sites do",
-    )
+    channels: Literal[0, 1, 3] = 0
+    """1: grayscale, 3: RGB, 0: as in the data"""
+    size: int = Field(default=0, ge=0, le=4096)
+    """height and width in pixels, 0: as in the data, or as pretrained weights want"""
+    resize: Resize = "stretch"
+    """stretch: width and height become input.size; crop: the shorter side becomes input.size *
+    256/224, then the square in the middle is kept, as torchvision evaluates on ImageNet"""
+    window: str = ""
+    """low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that become black and
+    white, the same at all sites, such as -160,240; empty: all values that the file's bits can hold,
+    or a DICOM file's own window; own: of vectors, each site's own mean and deviation become 0 and
+    1; age=54/9, chol=240/50: of tables, the same mean and deviation of a column at all sites do"""
 
-    missing: Missing = Field(
-        default=REFUSE,
-        description="gaps (NaN) in vectors: refuse; mean or median: filled with that of the "
-        "column at the site itself; indicator: with its mean, and each column gets another that is "
-        "1 at its gaps, at all sites, so vectors are twice as long",
-    )
-    categories: str = Field(
-        default="",
-        max_length=10_000,
-        description="the values of tables' columns of texts, the same at all sites, such as "
-        "sex=female|male, thal=normal|fixed|reversible: two become 0 and 1, more a column each; a "
-        "value that is not listed is refused, or missing where input.missing fills",
-    )
+    missing: Missing = REFUSE
+    """gaps (NaN) in vectors: refuse; mean or median: filled with that of the column at the site
+    itself; indicator: with its mean, and each column gets another that is 1 at its gaps, at all
+    sites, so vectors are twice as long"""
+    categories: str = Field(default="", max_length=10_000)
+    """the values of tables' columns of texts, the same at all sites, such as sex=female|male,
+    thal=normal|fixed|reversible: two become 0 and 1, more a column each; a value that is not listed
+    is refused, or missing where input.missing fills"""
 
     @field_validator("categories")
     @classmethod
@@ -143,120 +139,70 @@ class ModelConfig(Section):
         description=f"architecture: {', '.join(NETWORKS)}, timm:NAME, or one that an installed "
         "package adds",
     )
-    sizes: str = Field(default="", description="hidden layers of the mlp, for example 1000,500,100")
-    weights: str = Field(
-        default="none",
-        description="none, package (the weights that an installed package holds), default, a name "
-        "of torchvision's weights, or a local weights file",
-    )
-    bottleneck: int = Field(
-        default=0,
-        ge=0,
-        le=WIDEST,
-        description="width of a layer between network and head, linear with BatchNorm; 0: none",
-    )
-    dropout: float = Field(
-        default=0.0,
-        ge=0,
-        le=0.75,  # beyond that, a value is left in for a single image of a batch
-        description="share of the bottleneck's values that are left out in a step of training",
-    )
-    norm: Literal["batch", "group"] = Field(
-        default="batch",
-        description="group: GroupNorm (for vectors LayerNorm) in place of BatchNorm, which mixes a "
-        "batch's examples, in what learns",
-    )
-    train: Literal["all", "last-block", "bottleneck"] = Field(
-        default="all",
-        description="what learns, besides the head: all, the network's last-block with the "
-        "bottleneck, or the bottleneck alone; the rest stays as pretrained and is not sent",
-    )
+    sizes: str = ""
+    """hidden layers of the mlp, for example 1000,500,100"""
+    weights: str = "none"
+    """none, package (the weights that an installed package holds), default, a name of torchvision's
+    weights, or a local weights file"""
+    bottleneck: int = Field(default=0, ge=0, le=WIDEST)
+    """width of a layer between network and head, linear with BatchNorm; 0: none"""
+    # Beyond .75, a value is left in for a single image of a batch.
+    dropout: float = Field(default=0.0, ge=0, le=0.75)
+    """share of the bottleneck's values that are left out in a step of training"""
+    norm: Literal["batch", "group"] = "batch"
+    """group: GroupNorm (for vectors LayerNorm) in place of BatchNorm, which mixes a batch's
+    examples, in what learns"""
+    train: Literal["all", "last-block", "bottleneck"] = "all"
+    """what learns, besides the head: all, the network's last-block with the bottleneck, or the
+    bottleneck alone; the rest stays as pretrained and is not sent"""
 
 
 class TrainConfig(Section):
     """Local training at every site."""
 
-    batch_size: int = Field(
-        default=64,
-        ge=2,
-        le=65_536,
-        description="images per step; a site refuses fewer than its --min-images",
-    )
-    rounds_per_epoch: float = Field(
-        default=1.0,
-        ge=0.01,
-        le=1000,
-        description="below 1: several epochs per round; above 1: part of an epoch",
-    )
-    optimizer: Literal["sgd", "adam", "adadelta"] = Field(
-        default="sgd", description="sgd, as in most papers; adam; or adadelta, as in MDAN's code"
-    )
-    lr: float = Field(default=0.02, gt=0, le=1, description="learning rate of the first round")
-    lr_end: float = Field(default=0.001, ge=0, le=1, description="learning rate of the last round")
-    schedule: Literal["cosine", "linear", "constant", "ganin"] = Field(
-        default="cosine",
-        description="how the learning rate goes from lr to lr-end over the rounds; ganin: it falls "
-        "to a sixth of lr as (1 + 10 q)^-.75, whatever lr-end is",
-    )
-    momentum: float = Field(default=0.9, ge=0, le=0.999, description="momentum of sgd")
-    nesterov: bool = Field(
-        default=False, description="Nesterov's momentum in place of sgd's own, as in SHOT's code"
-    )
-    carry_momentum: bool = Field(
-        default=False, description="each site keeps the optimizer's state from round to round"
-    )
-    weight_decay: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="L2 penalty of the optimizer; a step may shrink weights by a tenth at most",
-    )
-    clip: float = Field(
-        default=0.0, ge=0, le=1e6, description="largest norm of a model's gradient; 0: any"
-    )
-    lipschitz: float = Field(
-        default=0.0,
-        ge=0,
-        le=1000,
-        description="after each step the spectral norm of every linear, convolution and BatchNorm "
-        "layer is at most this (Gouk et al.), from 0.5 on; 0: any",
-    )
-    accumulate: int = Field(
-        default=1,
-        ge=1,
-        le=1000,
-        description="the model moves once per so many steps, by the mean of their gradients; the "
-        "last ones of a round may be fewer",
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        default="float32",
-        description="of the encoder's products in training; weights, losses, votes and tests stay "
-        "in float32",
-    )
-    channels_last: bool = Field(
-        default=False,
-        description="images as (N, H, W, C) in memory, which can be faster, with bfloat16 above "
-        "all",
-    )
-    augment: str = Field(
-        default="none",
-        pattern=r"^[\w.:, -]{1,200}$",
-        description="random changes of the images that are trained on: none, flip-crop (shift, "
-        "mirror), digits (turn, shift, scale), photo (cut out, mirror, recolour), those that an "
-        "installed package adds, or several in order: digits,mine",
-    )
-    views: int = Field(
-        default=4,
-        ge=1,
-        le=64,
-        description="if a part of the network is frozen: how many augmented views of each image "
-        "its features are computed of, once",
-    )
-    sampler: Literal["shuffle", "balanced"] = Field(
-        default="shuffle",
-        description="balanced: sources repeat images of rare classes until all classes are "
-        "equally frequent in an epoch; steps whose gradients are summed stay as they are",
-    )
+    batch_size: int = Field(default=64, ge=2, le=65_536)
+    """images per step; a site refuses fewer than its --min-images"""
+    rounds_per_epoch: float = Field(default=1.0, ge=0.01, le=1000)
+    """below 1: several epochs per round; above 1: part of an epoch"""
+    optimizer: Literal["sgd", "adam", "adadelta"] = "sgd"
+    """sgd, as in most papers; adam; or adadelta, as in MDAN's code"""
+    lr: float = Field(default=0.02, gt=0, le=1)
+    """learning rate of the first round"""
+    lr_end: float = Field(default=0.001, ge=0, le=1)
+    """learning rate of the last round"""
+    schedule: Literal["cosine", "linear", "constant", "ganin"] = "cosine"
+    """how the learning rate goes from lr to lr-end over the rounds; ganin: it falls to a sixth of
+    lr as (1 + 10 q)^-.75, whatever lr-end is"""
+    momentum: float = Field(default=0.9, ge=0, le=0.999)
+    """momentum of sgd"""
+    nesterov: bool = False
+    """Nesterov's momentum in place of sgd's own, as in SHOT's code"""
+    carry_momentum: bool = False
+    """each site keeps the optimizer's state from round to round"""
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
+    """L2 penalty of the optimizer; a step may shrink weights by a tenth at most"""
+    clip: float = Field(default=0.0, ge=0, le=1e6)
+    """largest norm of a model's gradient; 0: any"""
+    lipschitz: float = Field(default=0.0, ge=0, le=1000)
+    """after each step the spectral norm of every linear, convolution and BatchNorm layer is at most
+    this (Gouk et al.), from 0.5 on; 0: any"""
+    accumulate: int = Field(default=1, ge=1, le=1000)
+    """the model moves once per so many steps, by the mean of their gradients; the last ones of a
+    round may be fewer"""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """of the encoder's products in training; weights, losses, votes and tests stay in float32"""
+    channels_last: bool = False
+    """images as (N, H, W, C) in memory, which can be faster, with bfloat16 above all"""
+    augment: str = Field(default="none", pattern=r"^[\w.:, -]{1,200}$")
+    """random changes of the images that are trained on: none, flip-crop (shift, mirror), digits
+    (turn, shift, scale), photo (cut out, mirror, recolour), those that an installed package adds,
+    or several in order: digits,mine"""
+    views: int = Field(default=4, ge=1, le=64)
+    """if a part of the network is frozen: how many augmented views of each image its features are
+    computed of, once"""
+    sampler: Literal["shuffle", "balanced"] = "shuffle"
+    """balanced: sources repeat images of rare classes until all classes are equally frequent in an
+    epoch; steps whose gradients are summed stay as they are"""
 
     @field_validator("lipschitz")
     @classmethod
@@ -269,16 +215,11 @@ class TrainConfig(Section):
 class PrivacyConfig(Section):
     """Differential privacy of each example of a source, by DP-SGD (Abadi et al., CCS 2016)."""
 
-    noise: float = Field(
-        default=0.0,
-        ge=0,
-        le=1000,
-        description="noise on each step's sum of a source's clipped gradients, in units of the "
-        "clip; 0: none, else .01 or more (needs model.norm=group and the extra privacy)",
-    )
-    clip: float = Field(
-        default=1.0, gt=0, le=1e6, description="largest norm of the gradient of one example"
-    )
+    noise: float = Field(default=0.0, ge=0, le=1000)
+    """noise on each step's sum of a source's clipped gradients, in units of the clip; 0: none, else
+    .01 or more (needs model.norm=group and the extra privacy)"""
+    clip: float = Field(default=1.0, gt=0, le=1e6)
+    """largest norm of the gradient of one example"""
 
     @field_validator("noise")
     @classmethod
@@ -306,22 +247,18 @@ Shares = Literal["auto", "even", "estimated"]  # whether it counts how frequent 
 class RefineConfig(Section):
     """The local last step of a target (`fedda.refining`); `run.refine` says how far it goes."""
 
-    shares: Shares = Field(
-        default="auto",
-        description="how frequent each class seems at the target: auto: counts by the evidence "
-        "that they differ; even: never counts; estimated: always, which loses points where a model "
-        "merely overlooks a class",
-    )
+    shares: Shares = "auto"
+    """how frequent each class seems at the target: auto: counts by the evidence that they
+    differ; even: never counts; estimated: always, which loses points where a model merely
+    overlooks a class"""
 
 
 class WireConfig(Section):
     """How models are sent."""
 
-    dtype: Literal["float32", "float16", "bfloat16"] = Field(
-        default="float32",
-        description="type of floating-point values on the wire; bfloat16 has the range of float32, "
-        "float16 more digits",
-    )
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """type of floating-point values on the wire; bfloat16 has the range of float32, float16 more
+    digits"""
 
 
 class WaitConfig(Section):
@@ -346,42 +283,23 @@ Rule = Literal["weighted", "bounded", "median", "trimmed", "krum"]  # `fedda.mat
 class GuardConfig(Section):
     """What protects a run from single sites: bounds on what they send, and robust means."""
 
-    max_change: float = Field(
-        default=5.0,
-        ge=0,
-        description="largest change of a model, in units of the norm of the model sent, or of "
-        "weights of 0.2 if that is more; 0: any",
-    )
-    max_update: float = Field(
-        default=5.0,
-        ge=0,
-        description="of four or more sources, one whose update is longer than so many times the "
-        "median of the others' is left out of the round, and so is a gradient of a sum; 0: none",
-    )
-    max_statistics: float = Field(
-        default=1e6,
-        ge=0,
-        description="largest growth of BatchNorm's running statistics in a round; 0: any",
-    )
-    max_examples: float = Field(
-        default=2.0,
-        ge=0,
-        description="a site counts at most this many times the median examples of the other "
-        "sources; 0: any",
-    )
-    mean: Rule = Field(
-        default="weighted",
-        description="the mean of the sites' models: weighted (by the method's weights), bounded "
-        "(updates no longer than their median), or for sites that may lie median or trimmed (of "
-        "each parameter), or krum (multi-Krum)",
-    )
-    liars: float = Field(
-        default=0.2,
-        gt=0,
-        lt=0.5,
-        description="share of the sites that may lie, for trimmed and krum; krum needs 3 sources "
-        "and 2 more for each that may lie",
-    )
+    max_change: float = Field(default=5.0, ge=0)
+    """largest change of a model, in units of the norm of the model sent, or of weights of 0.2 if
+    that is more; 0: any"""
+    max_update: float = Field(default=5.0, ge=0)
+    """of four or more sources, one whose update is longer than so many times the median of the
+    others' is left out of the round, and so is a gradient of a sum; 0: none"""
+    max_statistics: float = Field(default=1e6, ge=0)
+    """largest growth of BatchNorm's running statistics in a round; 0: any"""
+    max_examples: float = Field(default=2.0, ge=0)
+    """a site counts at most this many times the median examples of the other sources; 0: any"""
+    mean: Rule = "weighted"
+    """the mean of the sites' models: weighted (by the method's weights), bounded (updates no longer
+    than their median), or for sites that may lie median or trimmed (of each parameter), or krum
+    (multi-Krum)"""
+    liars: float = Field(default=0.2, gt=0, lt=0.5)
+    """share of the sites that may lie, for trimmed and krum; krum needs 3 sources and 2 more for
+    each that may lie"""
 
 
 LEAST_HIDDEN = 3  # sources of a sum: from a sum of two, each knows the other's model
@@ -397,63 +315,38 @@ def steps_per_window(examples: int, batch: int) -> int:
 class LazyConfig(Section):
     """How often gradients are exchanged, and over how many examples; sent to sites."""
 
-    p: int = Field(
-        default=0,
-        ge=0,
-        le=100_000,
-        description="steps per exchange; 0: as few as exchange.min-examples allows",
-    )
-    overlap: bool = Field(
-        default=False,
-        description="compute the next steps while a sum is on its way; sums are then p steps older",
-    )
-    min_examples: int = Field(
-        default=FEATURES_HIDE,
-        ge=1,
-        le=10_000_000,
-        description="a gradient leaves a site only as a sum over at least so many examples",
-    )
-    expose_features: bool = Field(
-        default=False,
-        description="allow exchange.min-examples below 256, where features can be computed",
-    )
-    clip: float = Field(
-        default=10.0, gt=0, le=1e9, description="largest norm of a site's mean gradient"
-    )
-    noise: float = Field(
-        default=0.0,
-        ge=0,
-        le=1000,
-        description="Gaussian noise on that gradient, in multiples of exchange.clip",
-    )
-    masked: bool = Field(
-        default=False,
-        description="hide each site's gradients from the server, which sees their sum alone (sites "
-        "need the others' keys: fedda-client --peers)",
-    )
+    p: int = Field(default=0, ge=0, le=100_000)
+    """steps per exchange; 0: as few as exchange.min-examples allows"""
+    overlap: bool = False
+    """compute the next steps while a sum is on its way; sums are then p steps older"""
+    min_examples: int = Field(default=FEATURES_HIDE, ge=1, le=10_000_000)
+    """a gradient leaves a site only as a sum over at least so many examples"""
+    expose_features: bool = False
+    """allow exchange.min-examples below 256, where features can be computed"""
+    clip: float = Field(default=10.0, gt=0, le=1e9)
+    """largest norm of a site's mean gradient"""
+    noise: float = Field(default=0.0, ge=0, le=1000)
+    """Gaussian noise on that gradient, in multiples of exchange.clip"""
+    masked: bool = False
+    """hide each site's gradients from the server, which sees their sum alone (sites need the
+    others' keys: fedda-client --peers)"""
 
 
 class ExchangeConfig(LazyConfig):
     """The settings of the exchange: those sent to sites, and those of its server."""
 
-    host: str = Field(
-        default="",
-        description="host name at which sites reach the exchange; empty: the SuperLink's",
-    )
-    bind: str = Field(default="", description="address on which it listens; empty: the SuperLink's")
-    port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="its port; 0: as given to fedda superlink, or any free port",
-    )
-    join: float = Field(default=60.0, gt=0, description="seconds for all sites to connect")
-    wait: float = Field(
-        default=120.0, gt=0, description="seconds to wait for the last site's gradient"
-    )
-    rejoin: float = Field(
-        default=30.0, ge=0, description="seconds for a site to reconnect; 0: none"
-    )
+    host: str = ""
+    """host name at which sites reach the exchange; empty: the SuperLink's"""
+    bind: str = ""
+    """address on which it listens; empty: the SuperLink's"""
+    port: int = Field(default=0, ge=0, le=65535)
+    """its port; 0: as given to fedda superlink, or any free port"""
+    join: float = Field(default=60.0, gt=0)
+    """seconds for all sites to connect"""
+    wait: float = Field(default=120.0, gt=0)
+    """seconds to wait for the last site's gradient"""
+    rejoin: float = Field(default=30.0, ge=0)
+    """seconds for a site to reconnect; 0: none"""
 
     @property
     def lazy(self) -> LazyConfig:
@@ -464,71 +357,44 @@ class ExchangeConfig(LazyConfig):
 class RunSection(Section):
     """The run as a whole; never sent to a site."""
 
-    name: str = Field(
-        default="run",
-        pattern=r"^[\w-][\w.-]*$",
-        description="name of the run; results go to DIR/NAME",
-    )
-    dir: str = Field(default="runs", description="folder of all runs, on the server")
-    seeds: str = Field(
-        default="0", pattern=r"^\d+(,\d+)*$", description="one training per seed: 0,1,2"
-    )
-    start_from: str = Field(
-        default="",
-        description="a finished run's folder, or a model file, to start from; phases that only "
-        "prepare a model are skipped",
-    )
-    target: str = Field(
-        default="",
-        description="name of the target to adapt to; empty: each target that has joined, in turn",
-    )
-    sources: str = Field(
-        default="",
-        description="names of the sources that take part, separated by commas; empty: all that "
-        "have joined",
-    )
-    baseline: str = Field(
-        default="",
-        description="another method to train with the same seeds, to compare, such as fedavg",
-    )
-    resume: bool = Field(default=False, description="go on with the run in DIR/NAME")
-    expect: int = Field(
-        default=0, ge=0, description="wait for this many sites; 0: as few as the run needs"
-    )
-    look: bool = Field(
-        default=False,
-        description="train nothing, and ask the sites what their data look like; for `fedda look`",
-    )
-    logs: str = Field(
-        default="",
-        description="train nothing, and ask the site of this name for plain lines of its log; for "
-        "`fedda logs`",
-    )
-    evaluate: bool = Field(
-        default=True, description="let the target test each round, if it has labels"
-    )
-    refine: Refine = Field(
-        default="careful",
-        description="how far a target's last step goes, which refines the mean of the run's models "
-        "by its own images and stays there; none: it takes no such step",
-    )
-    beside: Beside = Field(
-        default="",
-        description="earlier trainings, RUN.METHOD-SEED, separated by commas, whose last step left "
-        "models at the target: it says on which share of its images each of them, and this run's, "
-        "has the class that their mean has; for `fedda choose`",
-    )
-    patience: int = Field(
-        default=0,
-        ge=0,
-        description="end a training early: after so many tests of its last phase without a higher "
-        "infomax, which needs no labels, one more round is the last; 0: never",
-    )
-    keep: Literal["last", "better"] = Field(
-        default="last",
-        description="the model of the results: last round's, or the source-only baseline's where "
-        "estimate and validators, without labels, say that it is better",
-    )
+    name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$")
+    """name of the run; results go to DIR/NAME"""
+    dir: str = "runs"
+    """folder of all runs, on the server"""
+    seeds: str = Field(default="0", pattern=r"^\d+(,\d+)*$")
+    """one training per seed: 0,1,2"""
+    start_from: str = ""
+    """a finished run's folder, or a model file, to start from; phases that only prepare a model are
+    skipped"""
+    target: str = ""
+    """name of the target to adapt to; empty: each target that has joined, in turn"""
+    sources: str = ""
+    """names of the sources that take part, separated by commas; empty: all that have joined"""
+    baseline: str = ""
+    """another method to train with the same seeds, to compare, such as fedavg"""
+    resume: bool = False
+    """go on with the run in DIR/NAME"""
+    expect: int = Field(default=0, ge=0)
+    """wait for this many sites; 0: as few as the run needs"""
+    look: bool = False
+    """train nothing, and ask the sites what their data look like; for `fedda look`"""
+    logs: str = ""
+    """train nothing, and ask the site of this name for plain lines of its log; for `fedda logs`"""
+    evaluate: bool = True
+    """let the target test each round, if it has labels"""
+    refine: Refine = "careful"
+    """how far a target's last step goes, which refines the mean of the run's models by its own
+    images and stays there; none: it takes no such step"""
+    beside: Beside = ""
+    """earlier trainings, RUN.METHOD-SEED, separated by commas, whose last step left models at the
+    target: it says on which share of its images each of them, and this run's, has the class that
+    their mean has; for `fedda choose`"""
+    patience: int = Field(default=0, ge=0)
+    """end a training early: after so many tests of its last phase without a higher infomax, which
+    needs no labels, one more round is the last; 0: never"""
+    keep: Literal["last", "better"] = "last"
+    """the model of the results: last round's, or the source-only baseline's where estimate and
+    validators, without labels, say that it is better"""
 
     @field_validator("baseline")
     @classmethod
@@ -539,24 +405,15 @@ class RunSection(Section):
 class TrackSection(Section):
     """Where a run's curves are written besides its results; never sent to a site."""
 
-    tensorboard: bool = Field(
-        default=True, description="curves for TensorBoard in each training's folder"
-    )
-    mlflow: str = Field(
-        default="",
-        description="for MLflow: a server's address, or a folder, relative to run.dir; needs "
-        "fedda[mlflow]",
-    )
-    experiment: str = Field(
-        default="fedda",
-        min_length=1,
-        description="name of the MLflow experiment; made if it does not exist",
-    )
-    wandb: str = Field(
-        default="",
-        description="for Weights & Biases: a project, or ENTITY/PROJECT; needs fedda[wandb], and "
-        "wandb's own login or WANDB_MODE=offline",
-    )
+    tensorboard: bool = True
+    """curves for TensorBoard in each training's folder"""
+    mlflow: str = ""
+    """for MLflow: a server's address, or a folder, relative to run.dir; needs fedda[mlflow]"""
+    experiment: str = Field(default="fedda", min_length=1)
+    """name of the MLflow experiment; made if it does not exist"""
+    wandb: str = ""
+    """for Weights & Biases: a project, or ENTITY/PROJECT; needs fedda[wandb], and wandb's own login
+    or WANDB_MODE=offline"""
 
 
 HOLD_OUT = 0.1  # share of a source's images to calibrate on, if it has no tests

@@ -46,20 +46,18 @@ SIZES = r"^([1-9]\d{0,4}(,[1-9]\d{0,4})*)?$"
 class DiscriminatorConfig(Section):
     """A discriminator and how it learns; all its copies in a run stay equal."""
 
-    sizes: str = Field(
-        default="100",
-        pattern=SIZES,
-        description="hidden layers of the discriminator; empty: it is linear",
-    )
-    optimizer: Literal["adam", "sgd", "adadelta"] = Field(
-        default="adam", description="optimizer of the discriminator"
-    )
-    lr: float = Field(default=0.001, gt=0, le=1, description="learning rate of the discriminator")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="momentum of sgd")
-    beta1: float = Field(
-        default=BETA1, ge=0, lt=1, description="adam's average of gradients; .9 breaks adversaries"
-    )
-    beta2: float = Field(default=BETA2, ge=0, lt=1, description="adam's average of their squares")
+    sizes: str = Field(default="100", pattern=SIZES)
+    """hidden layers of the discriminator; empty: it is linear"""
+    optimizer: Literal["adam", "sgd", "adadelta"] = "adam"
+    """optimizer of the discriminator"""
+    lr: float = Field(default=0.001, gt=0, le=1)
+    """learning rate of the discriminator"""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """momentum of sgd"""
+    beta1: float = Field(default=BETA1, ge=0, lt=1)
+    """adam's average of gradients; .9 breaks adversaries"""
+    beta2: float = Field(default=BETA2, ge=0, lt=1)
+    """adam's average of their squares"""
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -69,35 +67,23 @@ class DiscriminatorConfig(Section):
 class Critic(Section):
     """How a critic of Wasserstein distances is kept from growing without end, and how it is fed."""
 
-    spectral: bool = Field(
-        default=True,
-        description="after each step of the critic no layer's spectral norm is above 1; its "
-        "gradients are then bounded by the features' length",
-    )
-    penalty: float = Field(
-        default=0.0,
-        ge=0,
-        le=1000,
-        description="gamma, the critic's gradient penalty on each side; 0: none",
-    )
-    critic_steps: int = Field(
-        default=1,
-        ge=0,
-        le=1000,
-        description="fresh sums of the critic's gradients before each step of the encoders, each "
-        "over exchange.p batches of its own; 0: one step by the latest sum, however old it is",
-    )
+    spectral: bool = True
+    """after each step of the critic no layer's spectral norm is above 1; its gradients are then
+    bounded by the features' length"""
+    penalty: float = Field(default=0.0, ge=0, le=1000)
+    """gamma, the critic's gradient penalty on each side; 0: none"""
+    critic_steps: int = Field(default=1, ge=0, le=1000)
+    """fresh sums of the critic's gradients before each step of the encoders, each over exchange.p
+    batches of its own; 0: one step by the latest sum, however old it is"""
 
 
 class Reversal(Section):
     """How strongly encoders learn to deceive the discriminator."""
 
-    strength: float = Field(
-        default=0.1, ge=0, le=100, description="weight of the domain loss; cross entropy weighs 1"
-    )
-    schedule: Growth = Field(
-        default="ganin", description="ganin: the weight grows from 0; constant: it does not"
-    )
+    strength: float = Field(default=0.1, ge=0, le=100)
+    """weight of the domain loss; cross entropy weighs 1"""
+    schedule: Growth = "ganin"
+    """ganin: the weight grows from 0; constant: it does not"""
 
     def at(self, q: float) -> float:
         """The weight when a share q of the training is over -> float."""
@@ -107,11 +93,9 @@ class Reversal(Section):
 class Deceived(Reversal):
     """What encoders minimise to deceive a discriminator that gives probabilities."""
 
-    loss: Deception = Field(
-        default="inverted",
-        description="inverted: the discriminator's loss on exchanged labels, bounded below; "
-        "reversal: minus its loss, without bound once it is deceived",
-    )
+    loss: Deception = "inverted"
+    """inverted: the discriminator's loss on exchanged labels, bounded below; reversal: minus its
+    loss, without bound once it is deceived"""
 
 
 # ---- the network -------------------------------------------------------------------------------

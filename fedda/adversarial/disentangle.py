@@ -34,26 +34,17 @@ SIZES = r"^[1-9]\d{0,4}(,[1-9]\d{0,4})*$"
 class Layers(Section):
     """The layers of the networks that never leave their site."""
 
-    disentangler: str = Field(
-        default="256,256",
-        pattern=SIZES,
-        description="layers of both branches of D, each with BatchNorm and ReLU; tables 6 to 8: "
-        "3072,2048 (digits), 64,32 (Amazon Review), 2048,2048 (photographs)",
-    )
-    dropout: float = Field(
-        default=0.5, ge=0, lt=1, description="share of values left out in D while training"
-    )
-    dropout_first: bool = Field(
-        default=False,
-        description="also before D's first layer: table 8; false: tables 6 and 7",
-    )
-    class_norm: bool = Field(
-        default=True,
-        description="BatchNorm in the class identifier: tables 6 to 8; false: the parent code",
-    )
-    estimator: int = Field(
-        default=512, ge=1, le=10_000, description="hidden units of the estimator M"
-    )
+    disentangler: str = Field(default="256,256", pattern=SIZES)
+    """layers of both branches of D, each with BatchNorm and ReLU; tables 6 to 8: 3072,2048
+    (digits), 64,32 (Amazon Review), 2048,2048 (photographs)"""
+    dropout: float = Field(default=0.5, ge=0, lt=1)
+    """share of values left out in D while training"""
+    dropout_first: bool = False
+    """also before D's first layer: table 8; false: tables 6 and 7"""
+    class_norm: bool = True
+    """BatchNorm in the class identifier: tables 6 to 8; false: the parent code"""
+    estimator: int = Field(default=512, ge=1, le=10_000)
+    """hidden units of the estimator M"""
 
     @property
     def widths(self) -> tuple[int, ...]:

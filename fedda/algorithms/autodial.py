@@ -47,15 +47,12 @@ LOWEST = 0.5  # of alpha
 class Config(fedavg.Config):
     """AutoDIAL's setting, and FedAvg's for the mean of the sources."""
 
-    entropy: float = Field(
-        default=0.1, ge=0, le=100, description="lambda, the weight of the entropy at the target"
-    )
-    schedule: Late = Field(
-        default="late",
-        description="late: the entropy has no weight in the first half of the rounds, then a "
-        "growing one, as it makes a network of random weights sure before it has learnt; constant: "
-        "the paper, whose networks are pretrained",
-    )
+    entropy: float = Field(default=0.1, ge=0, le=100)
+    """lambda, the weight of the entropy at the target"""
+    schedule: Late = "late"
+    """late: the entropy has no weight in the first half of the rounds, then a growing one, as it
+    makes a network of random weights sure before it has learnt; constant: the paper, whose networks
+    are pretrained"""
 
     def entropy_at(self, q: float) -> float:
         """The weight of the entropy when a share q of the training is over -> float."""

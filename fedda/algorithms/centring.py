@@ -29,21 +29,13 @@ from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
 class Config(fedavg.Config):
     """FedAvg's setting, and when the target's means are taken."""
 
-    plain_share: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="share of the rounds before the target's means, in which sources train as they "
-        "are; 0: none, the run's first model predicts, as with run.start-from",
-    )
+    plain_share: float = Field(default=0.5, ge=0, le=1)
+    """share of the rounds before the target's means, in which sources train as they are; 0: none,
+    the run's first model predicts, as with run.start-from"""
 
-    surest: float = Field(
-        default=0.5,
-        gt=0,
-        le=1,
-        description="share of each predicted class whose mean the target tells: the examples of "
-        "which the model is surest, as many as a site asks for at least; 1: all",
-    )
+    surest: float = Field(default=0.5, gt=0, le=1)
+    """share of each predicted class whose mean the target tells: the examples of which the model is
+    surest, as many as a site asks for at least; 1: all"""
 
     def plain_rounds(self, rounds: int) -> int:
         """How many rounds of so many are FedAvg's."""

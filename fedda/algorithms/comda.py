@@ -40,31 +40,20 @@ SHARPNESS = 5.0  # of the sources' weights
 class Config(shot.SourcesOnce):
     """The settings of SHOT's sources, and of the target's two networks."""
 
-    forget: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="share of a mini-batch that a network leaves out in the first half of the "
-        "target's rounds, as the other one finds it hard; none is left out in the last round. "
-        "The default is ours, between the authors' .04 and .4",
-    )
-    mixup: float = Field(
-        default=0.3, ge=0, le=100, description="the Beta distribution's parameter; 0: no mixup"
-    )
-    answers: Literal["evaluation", "training"] = Field(
-        default="evaluation",
-        description="the mode in which sources' models answer; `training`, as in the authors' "
-        "code: with the statistics of mini-batches, and dropout",
-    )
-    carried: Carried = Field(
-        default="sum",
-        description="what the consensus goes on from: the sum, or as in the authors' code the "
-        "sum after its correction",
-    )
-    heads: Literal["learnt", "drawn"] = Field(
-        default="learnt",
-        description="the two networks' heads; `drawn`, as in the authors' code: they stay as drawn",
-    )
+    forget: float = Field(default=0.2, ge=0, lt=1)
+    """share of a mini-batch that a network leaves out in the first half of the target's rounds, as
+    the other one finds it hard; none is left out in the last round. The default is ours, between
+    the authors' .04 and .4"""
+    mixup: float = Field(default=0.3, ge=0, le=100)
+    """the Beta distribution's parameter; 0: no mixup"""
+    answers: Literal["evaluation", "training"] = "evaluation"
+    """the mode in which sources' models answer; `training`, as in the authors' code: with the
+    statistics of mini-batches, and dropout"""
+    carried: Carried = "sum"
+    """what the consensus goes on from: the sum, or as in the authors' code the sum after its
+    correction"""
+    heads: Literal["learnt", "drawn"] = "learnt"
+    """the two networks' heads; `drawn`, as in the authors' code: they stay as drawn"""
 
 
 def between_classes(c: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ begin equal. In the authors' code w is sigmoid(a) / sum(sigmoid(a)), and a begin
 from dataclasses import replace
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import shot
@@ -29,11 +28,9 @@ from fedda.wire import Rule
 class Config(shot.Config):
     """SHOT's settings, and how the weights are formed."""
 
-    weights: Weights = Field(
-        default="softmax",
-        description="of the models: softmax of parameters that begin equal, or as in the authors' "
-        "code a ratio of sigmoids of parameters that begin between -1 and 1",
-    )
+    weights: Weights = "softmax"
+    """of the models: softmax of parameters that begin equal, or as in the authors' code a ratio of
+    sigmoids of parameters that begin between -1 and 1"""
 
 
 def nearest_together(v: Tensor, mu: Tensor, w: Tensor) -> Tensor:

@@ -31,35 +31,21 @@ from fedda.wire import MODEL, TEST, Manifest, Part, Rule
 class Adaptation(Critic):
     """How a pair adapts; the settings of a critic have a meaning with `wassda` alone."""
 
-    loss: Loss = Field(
-        default="adda",
-        description="adda, grl (gradient reversal), wassda (Wasserstein) or cada (both encoders)",
-    )
-    pretrain: int = Field(
-        default=10,
-        ge=0,
-        le=100_000,
-        description="rounds at the beginning that train the collaborator on labels",
-    )
-    epochs: int = Field(
-        default=3,
-        ge=1,
-        le=1000,
-        description="an adapting round has this many times the steps of a round of pretraining; it "
-        "sends no models, so long rounds save messages",
-    )
+    loss: Loss = "adda"
+    """adda, grl (gradient reversal), wassda (Wasserstein) or cada (both encoders)"""
+    pretrain: int = Field(default=10, ge=0, le=100_000)
+    """rounds at the beginning that train the collaborator on labels"""
+    epochs: int = Field(default=3, ge=1, le=1000)
+    """an adapting round has this many times the steps of a round of pretraining; it sends no
+    models, so long rounds save messages"""
     discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="100,100", lr=0.0005)
-    lr: float = Field(
-        default=5e-5,
-        gt=0,
-        le=1,
-        description="learning rate of an adapting encoder, by Adam; if too high, it collapses: "
-        "2e-4 is too much for a few hundred images, and for cada",
-    )
-    beta1: float = Field(
-        default=BETA1, ge=0, lt=1, description="Adam's average of that encoder's gradients"
-    )
-    beta2: float = Field(default=BETA2, ge=0, lt=1, description="and its average of their squares")
+    lr: float = Field(default=5e-5, gt=0, le=1)
+    """learning rate of an adapting encoder, by Adam; if too high, it collapses: 2e-4 is too much
+    for a few hundred images, and for cada"""
+    beta1: float = Field(default=BETA1, ge=0, lt=1)
+    """Adam's average of that encoder's gradients"""
+    beta2: float = Field(default=BETA2, ge=0, lt=1)
+    """and its average of their squares"""
 
     def steps_of_discriminator(self, p: int) -> int:
         """How many steps DI takes per step of the encoders -> int."""
@@ -70,18 +56,12 @@ class Adaptation(Critic):
 class Config(Adaptation):
     """DILS's settings."""
 
-    head_lr: float = Field(
-        default=0.001,
-        gt=0,
-        le=1,
-        description="learning rate of the collaborator's classifier with cada",
-    )
-    share: bool = Field(
-        default=False, description="let the target's model go to the server after each round"
-    )
-    collaborator: str = Field(
-        default="", description="name of the source that takes part; needed if there are several"
-    )
+    head_lr: float = Field(default=0.001, gt=0, le=1)
+    """learning rate of the collaborator's classifier with cada"""
+    share: bool = False
+    """let the target's model go to the server after each round"""
+    collaborator: str = ""
+    """name of the source that takes part; needed if there are several"""
 
 
 # FRUDA, appendix F.0.2: learning rates of the target's encoder and of the discriminators. FRUDA

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import fedavg
@@ -38,19 +37,13 @@ Softmax = Literal["once", "twice"]
 class Config(Section):
     """FACT's settings."""
 
-    softmax: Softmax = Field(
-        default="once",
-        description="twice: the authors' network ends in a softmax, and both losses apply another",
-    )
-    answer: Literal["mean", "surer", "least"] = Field(
-        default="mean",
-        description="what the target predicts with: the mean of the two heads; for each image the "
-        "surer one, which stay at the target; or these of the round in which they differed least "
-        "(the authors' code)",
-    )
-    refit: bool = Field(
-        default=True, description="whether sources refit their heads to the mean of the encoders"
-    )
+    softmax: Softmax = "once"
+    """twice: the authors' network ends in a softmax, and both losses apply another"""
+    answer: Literal["mean", "surer", "least"] = "mean"
+    """what the target predicts with: the mean of the two heads; for each image the surer one, which
+    stay at the target; or these of the round in which they differed least (the authors' code)"""
+    refit: bool = True
+    """whether sources refit their heads to the mean of the encoders"""
 
 
 def answers(logits: Tensor, softmax: Softmax) -> Tensor:

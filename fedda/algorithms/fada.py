@@ -84,79 +84,47 @@ class LossWeights(Section):
 class Config(Section):
     """FADA's settings."""
 
-    parts: Parts = Field(
-        default="all",
-        description="the paper's models: attention (I), adversarial (II, with I), all (III)",
-    )
-    weighting: Literal["attention", "examples", "uniform"] = Field(
-        default="attention",
-        description="weights of sources: eq. 3, or without attention by examples, or equal",
-    )
-    gain: Unit = Field(
-        default="share",
-        description="gap statistic as a share of the features' scatter, whose weights hardly "
-        "differ, so that it is a mean and no attention; relative to its value before; image (per "
-        "image); or the sum that eq. 3 prints. The last three call features tight that are small: "
-        "the source whose features grow least has the largest weight",
-    )
-    gain_images: int = Field(
-        default=1000,
-        ge=0,
-        le=1_000_000,
-        description="eq. 3 is measured on so many of the target's images, the same ones in every "
-        "round (rounded up to whole blocks of the site's); 0: all of the round's",
-    )
-    target_share: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="share of the target's own update that the next model has; 0: the sources' "
-        "alone, as line 16 of algorithm 1 says",
-    )
-    statistics: Literal["target", "mean"] = Field(
-        default="target",
-        description="BatchNorm's running statistics, if the target trains: its own, or the "
-        "weighted mean of the sources'",
-    )
+    parts: Parts = "all"
+    """the paper's models: attention (I), adversarial (II, with I), all (III)"""
+    weighting: Literal["attention", "examples", "uniform"] = "attention"
+    """weights of sources: eq. 3, or without attention by examples, or equal"""
+    gain: Unit = "share"
+    """gap statistic as a share of the features' scatter, whose weights hardly differ, so that it is
+    a mean and no attention; relative to its value before; image (per image); or the sum that eq. 3
+    prints. The last three call features tight that are small: the source whose features grow least
+    has the largest weight"""
+    gain_images: int = Field(default=1000, ge=0, le=1_000_000)
+    """eq. 3 is measured on so many of the target's images, the same ones in every round (rounded up
+    to whole blocks of the site's); 0: all of the round's"""
+    target_share: float = Field(default=1.0, ge=0, le=1)
+    """share of the target's own update that the next model has; 0: the sources' alone, as line 16
+    of algorithm 1 says"""
+    statistics: Literal["target", "mean"] = "target"
+    """BatchNorm's running statistics, if the target trains: its own, or the weighted mean of the
+    sources'"""
     discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="256")
-    generator: Generator = Field(
-        default="paper",
-        description="eq. 5: paper (both sides learn to be called source), inverted (each side to "
-        "be called the other; the parent code)",
-    )
-    adversary: Literal["opposed", "joint"] = Field(
-        default="opposed",
-        description="opposed: eq. 4 moves DI and eq. 5 the features (paper); joint: both move both "
-        "(the parent code)",
-    )
-    aligned: Literal["invariant", "features"] = Field(
-        default="invariant",
-        description="what DI sees in model III: f_di, as tables 6 and 8 and the parent code, or "
-        "the features z that eqs. 4 and 5 print",
-    )
-    disentanglers: Literal["stay", "mean"] = Field(
-        default="stay",
-        description="stay: no part of D leaves its site; mean: the branch of f_di is sent and "
-        "averaged with G and C",
-    )
+    generator: Generator = "paper"
+    """eq. 5: paper (both sides learn to be called source), inverted (each side to be called the
+    other; the parent code)"""
+    adversary: Literal["opposed", "joint"] = "opposed"
+    """opposed: eq. 4 moves DI and eq. 5 the features (paper); joint: both move both (the parent
+    code)"""
+    aligned: Literal["invariant", "features"] = "invariant"
+    """what DI sees in model III: f_di, as tables 6 and 8 and the parent code, or the features z
+    that eqs. 4 and 5 print"""
+    disentanglers: Literal["stay", "mean"] = "stay"
+    """stay: no part of D leaves its site; mean: the branch of f_di is sent and averaged with G and
+    C"""
     layers: Layers = Layers()
-    pace: float = Field(
-        default=0.1,
-        gt=0,
-        le=10,
-        description="learning rate of D, CI, M and R, in units of the model's new layers, on which "
-        "they can diverge",
-    )
-    estimate: Literal["ascend", "descend"] = Field(
-        default="ascend",
-        description="M raises its estimate before D lowers it; descend: both lower it (the parent "
-        "code, where it bounds nothing)",
-    )
-    confusion: Confusion = Field(
-        default="entropy",
-        description="eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform "
-        "one (the parent code)",
-    )
+    pace: float = Field(default=0.1, gt=0, le=10)
+    """learning rate of D, CI, M and R, in units of the model's new layers, on which they can
+    diverge"""
+    estimate: Literal["ascend", "descend"] = "ascend"
+    """M raises its estimate before D lowers it; descend: both lower it (the parent code, where it
+    bounds nothing)"""
+    confusion: Confusion = "entropy"
+    """eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform one (the parent
+    code)"""
     weights: LossWeights = LossWeights()
     pairs: ClassVar[bool] = True
 

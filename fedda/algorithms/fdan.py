@@ -32,24 +32,16 @@ from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
 class Config(fedavg.Config):
     """f-DAN's settings, and FedAvg's for the weights of sites."""
 
-    frequencies: int = Field(
-        default=512, ge=1, le=65536, description="M, random frequencies; a gradient has 2M values"
-    )
-    multiples: str = Field(
-        default="0.25,0.5,1,2,4",
-        description="bandwidths of the kernels, in units of fdan.scale",
-    )
-    scale: float = Field(
-        default=0.0,
-        ge=0,
-        le=1e6,
-        description="unit of the bandwidths; 0: the median distance of the target's features, "
-        "measured after a first round without alignment and then in every round",
-    )
+    frequencies: int = Field(default=512, ge=1, le=65536)
+    """M, random frequencies; a gradient has 2M values"""
+    multiples: str = "0.25,0.5,1,2,4"
+    """bandwidths of the kernels, in units of fdan.scale"""
+    scale: float = Field(default=0.0, ge=0, le=1e6)
+    """unit of the bandwidths; 0: the median distance of the target's features, measured after a
+    first round without alignment and then in every round"""
     reversal: Reversal = Reversal()
-    pairs: bool = Field(
-        default=False, description="one MMD per source, instead of one for the sources' mean"
-    )
+    pairs: bool = False
+    """one MMD per source, instead of one for the sources' mean"""
 
     @field_validator("multiples")
     @classmethod

@@ -21,8 +21,6 @@ the model (`fedda.adversarial.travelling`).
 
 from collections.abc import Mapping
 
-from pydantic import Field
-
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Deceived, DiscriminatorConfig
 from fedda.adversarial.travelling import travelling_layout
@@ -37,9 +35,8 @@ class Config(fedavg.Config):
 
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
     reversal: Deceived = Deceived()
-    pairs: bool = Field(
-        default=False, description="one discriminator per source, instead of one for all sources"
-    )
+    pairs: bool = False
+    """one discriminator per source, instead of one for all sources"""
 
 
 # Ganin et al., section 5.2: the network for MNIST; for other data they use two layers of 1024.

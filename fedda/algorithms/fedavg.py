@@ -9,7 +9,6 @@ McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedda.config import Section
@@ -22,9 +21,8 @@ Weighting = Literal["examples", "uniform"]
 class Config(Section):
     """FedAvg's one setting."""
 
-    weighting: Weighting = Field(
-        default="examples", description="weights of sites: by number of examples, or all equal"
-    )
+    weighting: Weighting = "examples"
+    """weights of sites: by number of examples, or all equal"""
 
 
 def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:

@@ -47,77 +47,48 @@ APART = 0.1  # share of the initial atoms' variance in which points of one index
 class Config(fedavg.Config):
     """FedDaDiL's settings, and FedAvg's for the encoder."""
 
-    encoder_share: float = Field(
-        default=0.5,
-        ge=0,
-        le=1,
-        description="share of the rounds, at the beginning, that train the encoder by FedAvg",
-    )
-    atoms: int = Field(default=3, ge=1, le=64, description="K, atoms of the dictionary")
-    samples: int = Field(default=500, ge=2, le=100_000, description="n, points of each atom")
-    batch_size: int = Field(
-        default=100,
-        ge=0,
-        le=100_000,
-        description="n_b, points of each atom in a step; 0: the whole dictionary at a time, "
-        "which is slower, but points keep their partners and the barycenter more of its variance",
-    )
-    travel: Literal["dictionary", "batch"] = Field(
-        default="dictionary", description="what a round sends: all points, or n_b points drawn anew"
-    )
-    mean: Literal["uniform", "examples", "random"] = Field(
-        default="uniform",
-        description="the next atoms: the sites' mean (eq. 12), that weighted by examples, or those "
-        "of a random site (authors' code), which then reach all sites as they are",
-    )
-    epochs: int = Field(default=1, ge=1, le=1000, description="E, passes over the atoms in a round")
-    optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="sgd: steps along the transport; or adam"
-    )
-    lr: float = Field(default=0.5, gt=0, le=10, description="learning rate of points and labels")
-    target_pace: float = Field(
-        default=0.2,
-        ge=0,
-        le=10,
-        description="the target's learning rate in units of lr, lower as it has no labels",
-    )
-    lr_coordinates: float = Field(default=0.02, ge=0, le=100, description="learning rate of alpha")
-    scaling: Literal["scalar", "dimension", "none"] = Field(
-        default="scalar",
-        description="a site divides its features by one number, standardises each, or neither",
-    )
-    balanced: bool = Field(
-        default=True,
-        description="sources draw equally many examples of each class for a step (not in the "
-        "paper), as if the target's classes were equally frequent; false: as they come",
-    )
-    entropy: float = Field(
-        default=0.0,
-        ge=0,
-        le=100,
-        description="Sinkhorn's entropy, in units of the mean cost; 0: exact plans",
-    )
-    fixed_points: int = Field(
-        default=10, ge=1, le=1000, description="most iterations for a barycenter"
-    )
-    predict: Head = Field(
-        default="reconstruction",
-        description="the head that predicts: reconstruction (-R) or ensemble (-E)",
-    )
-    head_decay: float = Field(
-        default=1e-3, ge=0, le=1, description="weight decay of heads fitted on atoms"
-    )
-    head_anchor: Literal["zero", "encoder"] = Field(
-        default="zero",
-        description="where these heads start and decay to: zero, or the head trained with the "
-        "encoder (needs rounds of the encoder, or run.start-from)",
-    )
-    distil: int = Field(
-        default=10,
-        ge=1,
-        le=10_000,
-        description="samples per class of the distilled set that a target stores",
-    )
+    encoder_share: float = Field(default=0.5, ge=0, le=1)
+    """share of the rounds, at the beginning, that train the encoder by FedAvg"""
+    atoms: int = Field(default=3, ge=1, le=64)
+    """K, atoms of the dictionary"""
+    samples: int = Field(default=500, ge=2, le=100_000)
+    """n, points of each atom"""
+    batch_size: int = Field(default=100, ge=0, le=100_000)
+    """n_b, points of each atom in a step; 0: the whole dictionary at a time, which is slower, but
+    points keep their partners and the barycenter more of its variance"""
+    travel: Literal["dictionary", "batch"] = "dictionary"
+    """what a round sends: all points, or n_b points drawn anew"""
+    mean: Literal["uniform", "examples", "random"] = "uniform"
+    """the next atoms: the sites' mean (eq. 12), that weighted by examples, or those of a random
+    site (authors' code), which then reach all sites as they are"""
+    epochs: int = Field(default=1, ge=1, le=1000)
+    """E, passes over the atoms in a round"""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """sgd: steps along the transport; or adam"""
+    lr: float = Field(default=0.5, gt=0, le=10)
+    """learning rate of points and labels"""
+    target_pace: float = Field(default=0.2, ge=0, le=10)
+    """the target's learning rate in units of lr, lower as it has no labels"""
+    lr_coordinates: float = Field(default=0.02, ge=0, le=100)
+    """learning rate of alpha"""
+    scaling: Literal["scalar", "dimension", "none"] = "scalar"
+    """a site divides its features by one number, standardises each, or neither"""
+    balanced: bool = True
+    """sources draw equally many examples of each class for a step (not in the paper), as if the
+    target's classes were equally frequent; false: as they come"""
+    entropy: float = Field(default=0.0, ge=0, le=100)
+    """Sinkhorn's entropy, in units of the mean cost; 0: exact plans"""
+    fixed_points: int = Field(default=10, ge=1, le=1000)
+    """most iterations for a barycenter"""
+    predict: Head = "reconstruction"
+    """the head that predicts: reconstruction (-R) or ensemble (-E)"""
+    head_decay: float = Field(default=1e-3, ge=0, le=1)
+    """weight decay of heads fitted on atoms"""
+    head_anchor: Literal["zero", "encoder"] = "zero"
+    """where these heads start and decay to: zero, or the head trained with the encoder (needs
+    rounds of the encoder, or run.start-from)"""
+    distil: int = Field(default=10, ge=1, le=10_000)
+    """samples per class of the distilled set that a target stores"""
 
     def encoder_rounds(self, rounds: int) -> int:
         """How many rounds of the run train the encoder."""

@@ -55,67 +55,39 @@ from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
 class Measure(DiscriminatorConfig):
     """How distances are measured: the critic of a candidate and a target, and its training."""
 
-    sizes: str = Field(
-        default="100",
-        pattern=discriminators.SIZES,
-        description="hidden layers of a critic; empty: it is linear",
-    )
-    lr: float = Field(default=0.02, gt=0, le=1, description="learning rate of a critic")
-    steps: int = Field(
-        default=100,
-        ge=1,
-        le=100_000,
-        description="sums of gradients, each over exchange.p batches, that train a critic",
-    )
-    penalty: float = Field(
-        default=0.0,
-        ge=0,
-        le=1000,
-        description="gamma, a critic's gradient penalty on each side; 0: none. Without `spectral` "
-        "it gives distances several times too long",
-    )
-    spectral: bool = Field(
-        default=True,
-        description="after each step no layer's spectral norm is above 1: the critic is then "
-        "1-Lipschitz also between the domains, where no site can compute a penalty",
-    )
+    sizes: str = Field(default="100", pattern=discriminators.SIZES)
+    """hidden layers of a critic; empty: it is linear"""
+    lr: float = Field(default=0.02, gt=0, le=1)
+    """learning rate of a critic"""
+    steps: int = Field(default=100, ge=1, le=100_000)
+    """sums of gradients, each over exchange.p batches, that train a critic"""
+    penalty: float = Field(default=0.0, ge=0, le=1000)
+    """gamma, a critic's gradient penalty on each side; 0: none. Without `spectral` it gives
+    distances several times too long"""
+    spectral: bool = True
+    """after each step no layer's spectral norm is above 1: the critic is then 1-Lipschitz also
+    between the domains, where no site can compute a penalty"""
 
 
 class Config(dils.Adaptation):
     """FRUDA's settings: DILS's, and those of the choice."""
 
-    sequence: str = Field(
-        default="",
-        description="targets in the order in which they arrive, separated by commas; empty: all, "
-        "by name",
-    )
-    open: bool = Field(
-        default=False,
-        description="after its last target the run waits for targets that join, and adapts each of "
-        "them; it ends when it is stopped",
-    )
-    select: Selector = Field(
-        default="ocs",
-        description="which candidate becomes the collaborator: ocs (smallest bound), source "
-        "(smallest bound among the sources), random, pad (smallest proxy A-distance); all: every "
-        "candidate takes part",
-    )
-    gamma: float = Field(
-        default=10.0,
-        gt=0,
-        le=1000,
-        description="with all: sharpness of the maximum over the candidates' losses",
-    )
-    keep: Literal["better", "adapted"] = Field(
-        default="better",
-        description="better: the target keeps the collaborator's model if infomax is lower after "
-        "the adaptation than before; adapted: never",
-    )
-    refine: bool = Field(
-        default=False,
-        description="after it has adapted, the target takes its last step (`fedda.refining`) and "
-        "its classifier learns the refined answers, before later targets adapt from its model",
-    )
+    sequence: str = ""
+    """targets in the order in which they arrive, separated by commas; empty: all, by name"""
+    open: bool = False
+    """after its last target the run waits for targets that join, and adapts each of them; it ends
+    when it is stopped"""
+    select: Selector = "ocs"
+    """which candidate becomes the collaborator: ocs (smallest bound), source (smallest bound among
+    the sources), random, pad (smallest proxy A-distance); all: every candidate takes part"""
+    gamma: float = Field(default=10.0, gt=0, le=1000)
+    """with all: sharpness of the maximum over the candidates' losses"""
+    keep: Literal["better", "adapted"] = "better"
+    """better: the target keeps the collaborator's model if infomax is lower after the adaptation
+    than before; adapted: never"""
+    refine: bool = False
+    """after it has adapted, the target takes its last step (`fedda.refining`) and its classifier
+    learns the refined answers, before later targets adapt from its model"""
     measure: Measure = Measure()
 
     @model_validator(mode="after")

@@ -12,8 +12,6 @@ one step to lower W, on the last of these batches (`fedda.adversarial.discrimina
 reads p times `critic-steps` as many batches as it has steps: with large batches p is small.
 """
 
-from pydantic import Field
-
 from fedda.adversarial.discriminators import Critic, DiscriminatorConfig, Reversal
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
@@ -25,9 +23,8 @@ class Config(Critic, fedavg.Config):
 
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
     reversal: Reversal = Reversal()
-    pairs: bool = Field(
-        default=False, description="one critic per source, instead of one for all sources"
-    )
+    pairs: bool = False
+    """one critic per source, instead of one for all sources"""
 
 
 # As in the authors' code, where the weight is constant: 1 for Amazon, .01 for digits.

@@ -37,83 +37,52 @@ from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
 class ConfidenceGate(Section):
     """The confidence gate, from the first round to the last."""
 
-    low: float = Field(
-        default=0.9, ge=0, lt=1, description="top probability needed in the first round"
-    )
-    high: float = Field(
-        default=0.95, ge=0, lt=1, description="top probability needed in the last round"
-    )
-    reach: bool = Field(
-        default=True,
-        description="reach gate.high in the last round; false (official): one round later",
-    )
+    low: float = Field(default=0.9, ge=0, lt=1)
+    """top probability needed in the first round"""
+    high: float = Field(default=0.95, ge=0, lt=1)
+    """top probability needed in the last round"""
+    reach: bool = True
+    """reach gate.high in the last round; false (official): one round later"""
 
 
 class Config(Section):
     """KD3A's settings; the defaults are the paper's, but for `focus_from`."""
 
     gate: ConfidenceGate = ConfidenceGate()
-    vote: Form = Field(
-        default="soft", description="consensus: soft (paper), hard (official), mean (no vote)"
-    )
-    weighting: Literal["focus", "examples", "h-divergence", "gap"] = Field(
-        default="focus",
-        description="weights of sources: by focus, examples, eq. 6 or FADA's gap gain "
-        "(as a share of the features' scatter, as fada.gain)",
-    )
-    focus: Value = Field(
-        default="marginal", description="how the focus values a source: marginal (eq. 8) or shapley"
-    )
-    focus_by_examples: bool = Field(
-        default=True, description="multiply the focus by N_k, as in eq. 9"
-    )
-    focus_from: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="least share of the target's images with a sure teacher for the focus to "
-        "weigh sources; below it, where it is noise, examples do; 0: always the focus (paper)",
-    )
-    target_weight: Literal["examples", "kept"] = Field(
-        default="examples",
-        description="target's weight: by examples, or its share of kept images / (K + 1)",
-    )
-    smoothing: float = Field(
-        default=0.0, ge=0, lt=1, description="share of last round's weights in the new ones"
-    )
-    batchnorm: Literal["moments", "loss", "linear"] = Field(
-        default="moments",
-        description="moments: eq. 18; loss: trained by eq. 12; linear: variances averaged",
-    )
-    teacher_batchnorm: Literal["running", "batch", "updated"] = Field(
-        default="running",
-        description="statistics with which teachers vote; updated (official): the batch's, which "
-        "also update the running ones, and the updated ones are averaged",
-    )
-    heads: Literal["average", "local"] = Field(
-        default="average", description="average the classifier heads, or keep each one at its site"
-    )
-    relay: Literal["auto", "open", "sealed"] = Field(
-        default="auto",
-        description="sealed: sources encrypt their models to the target, which averages them; the "
-        "server relays them and sees only the mean (sites need --peers); auto: sealed where all "
-        "sites have these, else open",
-    )
-    mixup: float = Field(
-        default=0.2,
-        ge=0,
-        le=100,
-        description="both parameters of the Beta distribution; 0 turns mixup off",
-    )
-    mixup_among: Among = Field(
-        default="all",
-        description="images that are mixed: all (paper), or heard: only those with a sure teacher, "
-        "so that classes of which teachers are unsure are not trained towards others",
-    )
-    mixup_weights: bool = Field(
-        default=True,
-        description="also mix the images' weights n; false (official): each keeps its n",
-    )
+    vote: Form = "soft"
+    """consensus: soft (paper), hard (official), mean (no vote)"""
+    weighting: Literal["focus", "examples", "h-divergence", "gap"] = "focus"
+    """weights of sources: by focus, examples, eq. 6 or FADA's gap gain (as a share of the features'
+    scatter, as fada.gain)"""
+    focus: Value = "marginal"
+    """how the focus values a source: marginal (eq. 8) or shapley"""
+    focus_by_examples: bool = True
+    """multiply the focus by N_k, as in eq. 9"""
+    focus_from: float = Field(default=0.01, ge=0, le=1)
+    """least share of the target's images with a sure teacher for the focus to weigh sources; below
+    it, where it is noise, examples do; 0: always the focus (paper)"""
+    target_weight: Literal["examples", "kept"] = "examples"
+    """target's weight: by examples, or its share of kept images / (K + 1)"""
+    smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """share of last round's weights in the new ones"""
+    batchnorm: Literal["moments", "loss", "linear"] = "moments"
+    """moments: eq. 18; loss: trained by eq. 12; linear: variances averaged"""
+    teacher_batchnorm: Literal["running", "batch", "updated"] = "running"
+    """statistics with which teachers vote; updated (official): the batch's, which also update the
+    running ones, and the updated ones are averaged"""
+    heads: Literal["average", "local"] = "average"
+    """average the classifier heads, or keep each one at its site"""
+    relay: Literal["auto", "open", "sealed"] = "auto"
+    """sealed: sources encrypt their models to the target, which averages them; the server relays
+    them and sees only the mean (sites need --peers); auto: sealed where all sites have these, else
+    open"""
+    mixup: float = Field(default=0.2, ge=0, le=100)
+    """both parameters of the Beta distribution; 0 turns mixup off"""
+    mixup_among: Among = "all"
+    """images that are mixed: all (paper), or heard: only those with a sure teacher, so that classes
+    of which teachers are unsure are not trained towards others"""
+    mixup_weights: bool = True
+    """also mix the images' weights n; false (official): each keeps its n"""
 
     @property
     def can_seal(self) -> bool:

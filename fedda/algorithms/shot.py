@@ -44,24 +44,16 @@ DOUBT = 0.1  # of a teacher that a target brings
 class SourcesOnce(Section):
     """Settings of sources that train once; the target has the run's rounds but the first."""
 
-    epochs: int = Field(
-        default=20,
-        ge=0,
-        le=10_000,
-        description="epochs of the sources, all in the first round; 0: none, the run's first model "
-        "adapts, as with run.start-from",
-    )
-    smoothing: float = Field(
-        default=0.1, ge=0, lt=1, description="label smoothing of the sources' training"
-    )
-    head: Literal["weight-norm", "linear"] = Field(
-        default="weight-norm",
-        description="how sources train the head: with its rows' lengths and directions as separate "
-        "parameters, or as it is; what is sent is a linear head",
-    )
-    target_pace: float = Field(
-        default=1.0, gt=0, le=10, description="the target's learning rate, in units of train.lr"
-    )
+    epochs: int = Field(default=20, ge=0, le=10_000)
+    """epochs of the sources, all in the first round; 0: none, the run's first model adapts, as with
+    run.start-from"""
+    smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """label smoothing of the sources' training"""
+    head: Literal["weight-norm", "linear"] = "weight-norm"
+    """how sources train the head: with its rows' lengths and directions as separate parameters, or
+    as it is; what is sent is a linear head"""
+    target_pace: float = Field(default=1.0, gt=0, le=10)
+    """the target's learning rate, in units of train.lr"""
 
     def estimates(self, alike: float | None) -> bool:
         """Whether the target's shares of the classes are estimated, by how alike models are."""
@@ -71,29 +63,16 @@ class SourcesOnce(Section):
 class Config(SourcesOnce):
     """SHOT's settings: those of its sources, and what the target's objective is."""
 
-    beta: float = Field(
-        default=0.3,
-        ge=0,
-        le=100,
-        description="weight of the cross entropy on pseudo-labels; 0: none",
-    )
-    relabel: int = Field(
-        default=0,
-        ge=0,
-        le=1_000_000,
-        description="steps after which the target makes pseudo-labels anew; 0: once per epoch",
-    )
-    centroids: Centroids = Field(
-        default="official",
-        description="of features with a 1 appended and then length 1, as in the authors' code, or "
-        "of the features themselves",
-    )
-    shares: Shares = Field(
-        default="auto",
-        description="how frequent the target's classes are to be in the end: even (paper); "
-        "estimated: as by the mean prediction of the models as they came; auto: estimated where "
-        "models agree",
-    )
+    beta: float = Field(default=0.3, ge=0, le=100)
+    """weight of the cross entropy on pseudo-labels; 0: none"""
+    relabel: int = Field(default=0, ge=0, le=1_000_000)
+    """steps after which the target makes pseudo-labels anew; 0: once per epoch"""
+    centroids: Centroids = "official"
+    """of features with a 1 appended and then length 1, as in the authors' code, or of the features
+    themselves"""
+    shares: Shares = "auto"
+    """how frequent the target's classes are to be in the end: even (paper); estimated: as by the
+    mean prediction of the models as they came; auto: estimated where models agree"""
 
     def estimates(self, alike: float | None) -> bool:
         """Whether shares are estimated where models are so much alike; None: there is one model."""

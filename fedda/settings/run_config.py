@@ -54,18 +54,16 @@ MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits
 class RunConfig(Section):
     """All settings of a run."""
 
-    method: str = Field(default=DEFAULT, description="the method; `fedda methods` lists them")
-    rounds: int = Field(default=20, ge=1, description="communication rounds")
-    sources_per_round: int = Field(
-        default=0, ge=0, description="number of sources drawn at random for each round; 0: all"
-    )
-    secure: Asked = Field(
-        default="auto",
-        description="sum: the server learns the sum of the sources' models, and no single one "
-        "(fedavg, fedprox, adabn, fedbn, autodial, centring); needs three sources and --peers; "
-        "none: it sees all; auto: sum where the method allows it and all sites have --peers, else "
-        "none",
-    )
+    method: str = DEFAULT
+    """the method; `fedda methods` lists them"""
+    rounds: int = Field(default=20, ge=1)
+    """communication rounds"""
+    sources_per_round: int = Field(default=0, ge=0)
+    """number of sources drawn at random for each round; 0: all"""
+    secure: Asked = "auto"
+    """sum: the server learns the sum of the sources' models, and no single one (fedavg, fedprox,
+    adabn, fedbn, autodial, centring); needs three sources and --peers; none: it sees all; auto: sum
+    where the method allows it and all sites have --peers, else none"""
     run: RunSection = RunSection()
     input: InputConfig = InputConfig()
     model: ModelConfig = ModelConfig()
