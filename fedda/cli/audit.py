@@ -68,71 +68,30 @@ def _group() -> None:
 @reads_files
 def gradients(
     run: RunArgument,
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="A site's data: a folder of images, an .npz file, or a folder with one .npz file.",
-        ),
-    ],
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="METHOD",
-            help="Method whose discriminator is attacked, such as fdann or dils. With a method "
-            "that is not the run's, the figures are a what-if.",
-            show_default="the run's",
-        ),
-    ] = "",
+    data: Annotated[Path, typer.Option(metavar="DIR")],
+    method: Annotated[str, typer.Option(metavar="METHOD", show_default="the run's")] = "",
     p: Annotated[
-        int | None,
-        typer.Option("--p", min=1, help="Steps per window.", show_default="the run's exchange.p"),
+        int | None, typer.Option("--p", min=1, show_default="the run's exchange.p")
     ] = None,
     min_examples: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Fewest examples of a window that is sent.",
-            show_default="the run's exchange.min-examples",
-        ),
+        int | None, typer.Option(min=1, show_default="the run's exchange.min-examples")
     ] = None,
     clip: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Largest norm that a window's mean gradient may have.",
-            show_default="the run's exchange.clip",
-        ),
+        float | None, typer.Option(min=0, show_default="the run's exchange.clip")
     ] = None,
     noise: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Noise per value, in units of the clip.",
-            show_default="the run's exchange.noise",
-        ),
+        float | None, typer.Option(min=0, show_default="the run's exchange.noise")
     ] = None,
     sizes: Annotated[
         str | None,
-        typer.Option(
-            metavar="500,500",
-            help="Hidden layers of the discriminator.",
-            show_default="the run's METHOD.discriminator.sizes",
-        ),
+        typer.Option(metavar="500,500", show_default="the run's METHOD.discriminator.sizes"),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, max=100, help="Windows to try of each size.")] = 5,
+    trials: Annotated[int, typer.Option(min=1, max=100)] = 5,
     seed: SeedOption = 0,
     windows: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="With noise: number of windows that a site sends; epsilon depends on it.",
-            show_default="computed from the run's settings",
-        ),
+        int | None, typer.Option(min=1, show_default="computed from the run's settings")
     ] = None,
-    delta: Annotated[
-        float, typer.Option(help="With noise: the delta that belongs to epsilon.")
-    ] = 1e-5,
+    delta: float = 1e-5,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
     *,
@@ -156,6 +115,19 @@ def gradients(
     Figures for another method or for other settings than the run's are called a what-if.
 
       fedda audit gradients runs/fedavg --data ./clinic-b --method dils
+
+    Options:
+        data: A site's data: a folder of images, an .npz file, or a folder with one .npz file.
+        method: Method whose discriminator is attacked, such as fdann or dils. With a method that is
+            not the run's, the figures are a what-if.
+        p: Steps per window.
+        min_examples: Fewest examples of a window that is sent.
+        clip: Largest norm that a window's mean gradient may have.
+        noise: Noise per value, in units of the clip.
+        sizes: Hidden layers of the discriminator.
+        trials: Windows to try of each size.
+        windows: With noise: number of windows that a site sends; epsilon depends on it.
+        delta: With noise: the delta that belongs to epsilon.
     """
     with clear_exit():
         attacker = _Attacker(run, data, seed, device, reading)

@@ -37,98 +37,25 @@ STEM = "choice"  # of the files that are written
 @reads_files
 def choose(
     context: typer.Context,
-    target: Annotated[str, typer.Option(metavar="NAME", help="The domain to adapt to.")],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            "--simulate",
-            metavar="ROOT",
-            help="Folder with one folder or .npz file per domain; the sites are simulated.",
-        ),
-    ] = None,
-    server: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Instead of --data: the folder that `fedda superlink` was given as --dir. The "
-            "sites that have joined do the trainings, one after another.",
-        ),
-    ] = None,
-    superlink: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Instead of --data: a SuperLink not started by `fedda superlink`; it must share "
-            "the folder --out.",
-        ),
-    ] = "",
-    ca: Annotated[
-        Path | None, typer.Option(help="Certificate authority of that SuperLink.")
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="Methods to try beside FedAvg. Default: adabn if the network has BatchNorm, kd3a, "
-            "fdann, and mdan if there are several sources.",
-        ),
-    ] = "",
-    seeds: Annotated[
-        str, typer.Option(help="How many seeds the last rung has, or a list, as in fedda compare.")
-    ] = "3",
-    settings: Annotated[
-        int,
-        typer.Option(
-            min=0, help="Settings of each method that are drawn, beside its default ones."
-        ),
-    ] = 2,
-    budget: Annotated[
-        float,
-        typer.Option(
-            metavar="MINUTES",
-            min=0,
-            help="Minutes of training, on as many cores as --jobs says; what does not fit is not "
-            "tried, and the report says so. 0: no limit.",
-        ),
-    ] = 0.0,
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            metavar="KEY=VALUE",
-            help="Change a setting for all methods; see `fedda settings`.",
-        ),
-    ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A few labels of the target's images, from `fedda label`, which then take part in "
-            "the choice; with --data.",
-        ),
-    ] = None,
-    preset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Settings of a benchmark for all methods."),
-    ] = None,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            min=0, show_default=False, help="Rounds of a full training; short for -c rounds=N."
-        ),
-    ] = 0,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "--dir", metavar="DIR", file_okay=False, help="Folder for all that is written."
-        ),
-    ] = Path("choice"),
-    search_seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn settings.")] = 0,
-    jobs: Annotated[
-        int, typer.Option(min=0, help="Trainings at a time. 0: cores divided by --threads.")
-    ] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
+    target: Annotated[str, typer.Option(metavar="NAME")],
+    data: Annotated[Path | None, typer.Option("--data", "--simulate", metavar="ROOT")] = None,
+    server: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
+    ca: Path | None = None,
+    method: Annotated[str, typer.Option(metavar="NAME,...")] = "",
+    seeds: str = "3",
+    settings: Annotated[int, typer.Option(min=0)] = 2,
+    budget: Annotated[float, typer.Option(metavar="MINUTES", min=0)] = 0.0,
+    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
+    labels: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
+    out: Annotated[Path, typer.Option("--out", "--dir", metavar="DIR", file_okay=False)] = Path(
+        "choice"
+    ),
+    search_seed: Annotated[int, typer.Option(min=0)] = 0,
+    jobs: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
     *,
     reading: "Reading",
 ) -> None:
@@ -167,6 +94,30 @@ def choose(
     Exit code 0 means that all trainings finished and a choice was made; 1 that some failed (they
     are named, and a choice was made among the others) or that none could be made; 130 that it was
     interrupted.
+
+    Options:
+        target: The domain to adapt to.
+        data: Folder with one folder or .npz file per domain; the sites are simulated.
+        server: Instead of --data: the folder that `fedda superlink` was given as --dir. The sites
+            that have joined do the trainings, one after another.
+        superlink: Instead of --data: a SuperLink not started by `fedda superlink`; it must share
+            the folder --out.
+        ca: Certificate authority of that SuperLink.
+        method: Methods to try beside FedAvg. Default: adabn if the network has BatchNorm, kd3a,
+            fdann, and mdan if there are several sources.
+        seeds: How many seeds the last rung has, or a list, as in fedda compare.
+        settings: Settings of each method that are drawn, beside its default ones.
+        budget: Minutes of training, on as many cores as --jobs says; what does not fit is not
+            tried, and the report says so. 0: no limit.
+        change: Change a setting for all methods; see `fedda settings`.
+        labels: A few labels of the target's images, from `fedda label`, which then take part in the
+            choice; with --data.
+        preset: Settings of a benchmark for all methods.
+        rounds: Rounds of a full training; short for -c rounds=N.
+        out: Folder for all that is written.
+        search_seed: Seed of the drawn settings.
+        jobs: Trainings at a time. 0: cores divided by --threads.
+        threads: CPU threads of each training.
     """
     on_terminate()
     from fedda.choose import candidates, search, verdict

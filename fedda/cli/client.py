@@ -40,203 +40,44 @@ app = typer.Typer(add_completion=False)
 
 @app.command(cls=HelpedCommand)
 def client(
-    role: Annotated[
-        Literal["source", "target"],
-        typer.Option(help="source: brings labelled data. target: brings data without labels."),
-    ],
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The site's data; see `fedda data check --help`.")
-    ],
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT", help="The server to join.")],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="What the server calls this site; it must be the name that the key is registered "
-            "for. Default: the key file's name (without .key); with --insecure, the data folder's."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
-    compile_: Annotated[
-        bool,
-        typer.Option(
-            "--compile",
-            help="Let torch.compile make the networks faster; it takes up to minutes once, so it "
-            "pays in long runs of large networks. Without a C++ compiler it has no effect.",
-        ),
-    ] = False,
-    ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file ca.crt that the server's operator handed out."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This site's own private key.")
-    ] = None,
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="The public keys of the federation's sites, which you got from their operators "
-            "and not from the server; needed where models are hidden from it (secure=sum, "
-            "kd3a.relay=sealed).",
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS, no key: for trying out on one machine.")
-    ] = False,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            file_okay=False,
-            help="Where this site keeps its own files; one folder per running client. "
-            "Default: ~/.local/state/fedda/NAME.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads to use. Default: all.", show_default=False),
-    ] = None,
-    poison: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="PERCENT",
-            help="Share of labels to replace by wrong ones, for experiments.",
-        ),
-    ] = 0.0,
-    min_images: Annotated[
-        int,
-        typer.Option(
-            min=2,
-            help="Do not train on fewer images in a round: a model trained on a few images "
-            "reveals too much about them. The server cannot change this.",
-        ),
-    ] = IMAGES_HIDE,
-    min_examples: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Send no gradient that is summed over fewer examples: from a gradient over a few "
-            "examples, their features can be computed (`fedda audit gradients` tries it). The "
-            "server cannot change this; a site with fewer examples cannot take part in methods "
-            "that sum gradients.",
-        ),
-    ] = FEATURES_HIDE,
-    hold_out: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=0.5,
-            metavar="SHARE",
-            help="Without labelled tests of its own, a source keeps this share of its images out "
-            "of every training, to say how good a model is; if it has 5 blocks (--min-images) or "
-            "more, and --min-examples without it. 0: none.",
-        ),
-    ] = HOLD_OUT,
-    noise: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Least Gaussian noise to add to each gradient before it is sent, in multiples of "
-            "the norm that it is clipped to, and to each class mean; the server can only ask for "
-            "more (exchange.noise).",
-        ),
-    ] = 0.0,
+    role: Annotated[Literal["source", "target"], typer.Option()],
+    data: Annotated[Path, typer.Option(metavar="DIR")],
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")],
+    name: str | None = None,
+    device: str = "auto",
+    compile_: Annotated[bool, typer.Option("--compile")] = False,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    peers: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)] = None,
+    insecure: Annotated[bool, typer.Option("--insecure")] = False,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", file_okay=False)] = None,
+    threads: Annotated[int | None, typer.Option(min=1, show_default=False)] = None,
+    poison: Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT")] = 0.0,
+    min_images: Annotated[int, typer.Option(min=2)] = IMAGES_HIDE,
+    min_examples: Annotated[int, typer.Option(min=1)] = FEATURES_HIDE,
+    hold_out: Annotated[float, typer.Option(min=0, max=0.5, metavar="SHARE")] = HOLD_OUT,
+    noise: Annotated[float, typer.Option(min=0)] = 0.0,
     weights: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="This site's copy of a pretrained network's weights, for runs that freeze a "
-            "network whose weights come from a file. Its hash must be the server's.",
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
     teacher: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A teacher that this target has already: its class probabilities of these images "
-            "(.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or "
-            ".pt2 of `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it "
-            "beside what the sources taught. It never leaves the site, and the server is not told.",
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
-    reproducible: Annotated[
-        bool,
-        typer.Option(
-            "--reproducible",
-            help="Divide the images into blocks by this site's name instead of by chance, so that "
-            "a run can be repeated exactly: for experiments on one machine. A round uses whole "
-            "blocks, and nobody else should know which images these are.",
-        ),
-    ] = False,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What this site lets a server do; see `fedda policy --help`.",
-        ),
-    ] = None,
-    exchange_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST",
-            help="Another host than that of --superlink at which this site may sum gradients; "
-            "repeat it for several.",
-        ),
-    ] = None,
-    cache: Annotated[
-        Literal["auto", "memory", "disk"],
-        typer.Option(
-            help="Where decoded images and the arrays of .npz and HDF5 files are kept: in memory, "
-            "or on disk under --state-dir, so that they may be more than memory holds and a "
-            "restart finds them. auto: on disk if they take more than 1 GB (or a quarter of "
-            "memory). The last four sets are kept."
-        ),
-    ] = "auto",
+    reproducible: Annotated[bool, typer.Option("--reproducible")] = False,
+    policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    exchange_host: Annotated[list[str] | None, typer.Option(metavar="HOST")] = None,
+    cache: Literal["auto", "memory", "disk"] = "auto",
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
     columns: ColumnsOption = "",
-    no_notes: Annotated[
-        bool,
-        typer.Option(
-            "--no-notes",
-            help="Write no notes of a training: features and confusion matrix. They are written "
-            "under --state-dir for this site only, and are never sent.",
-        ),
-    ] = False,
-    stock: Annotated[
-        bool,
-        typer.Option(
-            "--stock",
-            help="Run Flower's own SuperNode instead. Slower, and it executes whatever program "
-            "the server sends.",
-        ),
-    ] = False,
+    no_notes: Annotated[bool, typer.Option("--no-notes")] = False,
+    stock: Annotated[bool, typer.Option("--stock")] = False,
     page: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="PORT",
-            show_default=False,
-            help="Show at this port of this machine alone what the site was asked, what left and "
-            "was refused, the budgets and the policy, and a button that stops it after the round. "
-            "0: a free port. The address is written when the client starts.",
-        ),
+        int | None, typer.Option(min=0, max=65535, metavar="PORT", show_default=False)
     ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write the full log here as well."),
-    ] = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     patience: Annotated[float, typer.Option(hidden=True)] = 120.0,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -258,6 +99,61 @@ def client(
     method's discriminators and the numbers that the method's contract lists (`fedda methods
     --wire`). If the server cannot be reached, the client waits and joins again. Exit code 3 means
     trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
+
+    Options:
+        role: source: brings labelled data. target: brings data without labels.
+        data: The site's data; see `fedda data check --help`.
+        superlink: The server to join.
+        name: What the server calls this site; it must be the name that the key is registered for.
+            Default: the key file's name (without .key); with --insecure, the data folder's.
+        device: auto, cpu or cuda:N.
+        compile_: Let torch.compile make the networks faster; it takes up to minutes once, so it
+            pays in long runs of large networks. Without a C++ compiler it has no effect.
+        ca: The file ca.crt that the server's operator handed out.
+        key: This site's own private key.
+        peers: The public keys of the federation's sites, which you got from their operators and not
+            from the server; needed where models are hidden from it (secure=sum, kd3a.relay=sealed).
+        insecure: No TLS, no key: for trying out on one machine.
+        state_dir: Where this site keeps its own files; one folder per running client. Default:
+            ~/.local/state/fedda/NAME.
+        threads: CPU threads to use. Default: all.
+        poison: Share of labels to replace by wrong ones, for experiments.
+        min_images: Do not train on fewer images in a round: a model trained on a few images reveals
+            too much about them. The server cannot change this.
+        min_examples: Send no gradient that is summed over fewer examples: from a gradient over a
+            few examples, their features can be computed (`fedda audit gradients` tries it). The
+            server cannot change this; a site with fewer examples cannot take part in methods that
+            sum gradients.
+        hold_out: Without labelled tests of its own, a source keeps this share of its images out of
+            every training, to say how good a model is; if it has 5 blocks (--min-images) or more,
+            and --min-examples without it. 0: none.
+        noise: Least Gaussian noise to add to each gradient before it is sent, in multiples of the
+            norm that it is clipped to, and to each class mean; the server can only ask for more
+            (exchange.noise).
+        weights: This site's copy of a pretrained network's weights, for runs that freeze a network
+            whose weights come from a file. Its hash must be the server's.
+        teacher: A teacher that this target has already: its class probabilities of these images
+            (.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or .pt2
+            of `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it beside what
+            the sources taught. It never leaves the site, and the server is not told.
+        reproducible: Divide the images into blocks by this site's name instead of by chance, so
+            that a run can be repeated exactly: for experiments on one machine. A round uses whole
+            blocks, and nobody else should know which images these are.
+        policy: What this site lets a server do; see `fedda policy --help`.
+        exchange_host: Another host than that of --superlink at which this site may sum gradients;
+            repeat it for several.
+        cache: Where decoded images and the arrays of .npz and HDF5 files are kept: in memory, or on
+            disk under --state-dir, so that they may be more than memory holds and a restart finds
+            them. auto: on disk if they take more than 1 GB (or a quarter of memory). The last four
+            sets are kept.
+        no_notes: Write no notes of a training: features and confusion matrix. They are written
+            under --state-dir for this site only, and are never sent.
+        stock: Run Flower's own SuperNode instead. Slower, and it executes whatever program the
+            server sends.
+        page: Show at this port of this machine alone what the site was asked, what left and was
+            refused, the budgets and the policy, and a button that stops it after the round. 0: a
+            free port. The address is written when the client starts.
+        log: Write the full log here as well.
     """
     with clear_exit():
         _parent(parent_pid, stock)

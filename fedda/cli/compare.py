@@ -20,97 +20,22 @@ if TYPE_CHECKING:
 @reads_files
 def compare(
     context: typer.Context,
-    methods: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHODS...",
-            help="Such as kd3a, kd3a:official (one of its presets) or kd3a,vote=hard,mixup=0.",
-            show_default=False,
-        ),
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            "--data",
-            "--simulate",
-            metavar="ROOT",
-            help="Folder with one folder or .npz file per domain.",
-        ),
-    ],
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="Domains to take as the target, one after the other; all: every domain.",
-        ),
-    ] = "all",
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help="How many seeds (3 means 0, 1 and 2), or a list with a comma: '5,6', or '7,' for "
-            "one seed."
-        ),
-    ] = "3",
-    change: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            metavar="KEY=VALUE",
-            help="Change a setting for all methods; see `fedda settings`.",
-        ),
-    ] = None,
-    preset: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Settings of a benchmark for all methods, such as digit5. A method's own presets "
-            "are written kd3a:NAME; they and -c win over this. May be given more than once.",
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
-    ] = 0,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out", "--dir", metavar="DIR", file_okay=False, help="Folder for all that is written."
-        ),
-    ] = Path("comparison"),
-    engine: Annotated[
-        Literal["process", "ray"],
-        typer.Option(help="process: one site after the other; ray: Flower's simulation."),
-    ] = "process",
-    jobs: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Trainings at a time. 0: cores divided by --threads; 1 with CUDA or ray.",
-        ),
-    ] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each training.")] = 1,
-    poison: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME=PERCENT,...",
-            help="Share of labels to flip at these sources, for every method.",
-        ),
-    ] = "",
-    baseline: Annotated[
-        str,
-        typer.Option(
-            metavar="METHOD",
-            help="Method that the others are compared with; it is trained even if METHODS does not "
-            "name it. none: show no differences.",
-        ),
-    ] = REFERENCE,
-    oracle: Annotated[
-        bool,
-        typer.Option(
-            "--oracle",
-            help="Add a row trained on the target's own labels, if its training images have any: a "
-            "bound that no federation has.",
-        ),
-    ] = False,
+    methods: Annotated[list[str], typer.Argument(metavar="METHODS...", show_default=False)],
+    data: Annotated[Path, typer.Option("--data", "--simulate", metavar="ROOT")],
+    target: Annotated[str, typer.Option(metavar="NAME,...")] = "all",
+    seeds: str = "3",
+    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
+    preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
+    out: Annotated[Path, typer.Option("--out", "--dir", metavar="DIR", file_okay=False)] = Path(
+        "comparison"
+    ),
+    engine: Literal["process", "ray"] = "process",
+    jobs: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+    poison: Annotated[str, typer.Option(metavar="NAME=PERCENT,...")] = "",
+    baseline: Annotated[str, typer.Option(metavar="METHOD")] = REFERENCE,
+    oracle: Annotated[bool, typer.Option("--oracle")] = False,
     *,
     reading: "Reading",
 ) -> None:
@@ -139,6 +64,26 @@ def compare(
     Exit code 0 means that all trainings finished; 1 that some failed (they are
     named, and the same command tries them again) or that none could be started;
     130 that it was interrupted.
+
+    Options:
+        methods: Such as kd3a, kd3a:official (one of its presets) or kd3a,vote=hard,mixup=0.
+        data: Folder with one folder or .npz file per domain.
+        target: Domains to take as the target, one after the other; all: every domain.
+        seeds: How many seeds (3 means 0, 1 and 2), or a list with a comma: '5,6', or '7,' for one
+            seed.
+        change: Change a setting for all methods; see `fedda settings`.
+        preset: Settings of a benchmark for all methods, such as digit5. A method's own presets are
+            written kd3a:NAME; they and -c win over this. May be given more than once.
+        rounds: Rounds; short for -c rounds=N.
+        out: Folder for all that is written.
+        engine: process: one site after the other; ray: Flower's simulation.
+        jobs: Trainings at a time. 0: cores divided by --threads; 1 with CUDA or ray.
+        threads: CPU threads of each training.
+        poison: Share of labels to flip at these sources, for every method.
+        baseline: Method that the others are compared with; it is trained even if METHODS does not
+            name it. none: show no differences.
+        oracle: Add a row trained on the target's own labels, if its training images have any: a
+            bound that no federation has.
     """
     on_terminate()
     from fedda.comparison import options

@@ -77,24 +77,12 @@ def digits(
 @reads_files
 def rotate(
     path: DataPath,
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the domains to.")
-    ],
-    angles: Annotated[
-        str, typer.Option(metavar="0,30,..", help="Degrees clockwise, one domain each.")
-    ],
-    everywhere: Annotated[
-        bool,
-        typer.Option(
-            "--everywhere", help="Put every image into all domains, as in FRUDA, not into one only."
-        ),
-    ] = False,
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    angles: Annotated[str, typer.Option(metavar="0,30,..")],
+    everywhere: Annotated[bool, typer.Option("--everywhere")] = False,
     role: RoleOption = "source",
-    size: Annotated[
-        int,
-        typer.Option(min=0, max=4096, help="Pixels per side to scale images to; 0: no scaling"),
-    ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed for dealing out the images.")] = 0,
+    size: Annotated[int, typer.Option(min=0, max=4096)] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     *,
     reading: "Reading",
 ) -> None:
@@ -109,6 +97,13 @@ def rotate(
       fedda data rotate ./digits/handwritten ./rotated --angles 0,30,60,90
 
       fedda run kd3a --simulate ./rotated --target 90
+
+    Options:
+        out: A new or empty folder to write the domains to.
+        angles: Degrees clockwise, one domain each.
+        everywhere: Put every image into all domains, as in FRUDA, not into one only.
+        size: Pixels per side to scale images to; 0: no scaling
+        seed: Seed for dealing out the images.
     """
     from fedda.data.rotate import build
 
@@ -149,50 +144,20 @@ def benchmarks(
 
 @app.command("import")
 def import_(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="See `fedda data benchmarks`.")],
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="The folder with the published files.")
-    ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the domains to.")
-    ],
-    domains: Annotated[
-        str, typer.Option(metavar="A,B", help="Only these domains.", show_default=False)
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
-    test_share: Annotated[
-        float | None,
-        typer.Option(help="Share of every class to test on, where no split is published. [0.2]"),
-    ] = None,
-    transductive: Annotated[
-        bool,
-        typer.Option(
-            "--transductive",
-            help="Use every example for training (without labels at a target) and for testing.",
-        ),
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Most training examples per domain.")
-    ] = None,
-    test_limit: Annotated[
-        int | None, typer.Option(min=1, help="Most test examples per domain.")
-    ] = None,
-    files: Annotated[
-        Literal["link", "symlink", "copy"] | None,
-        typer.Option(
-            help="Images: hard links (or copies, if on another disk), symbolic links or copies."
-        ),
-    ] = None,
-    features: Annotated[
-        int | None, typer.Option(min=1, help="Vectors: number of first columns to keep.")
-    ] = None,
-    angles: Annotated[
-        str, typer.Option(metavar="0,30,..", help="Rotated MNIST: degrees clockwise.")
-    ] = "",
-    mels: Annotated[int | None, typer.Option(min=1, help="Recordings: mel bands. [40]")] = None,
-    seconds: Annotated[
-        float | None, typer.Option(min=0.1, max=60, help="Recordings: length in seconds. [1.0]")
-    ] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    domains: Annotated[str, typer.Option(metavar="A,B", show_default=False)] = "",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    test_share: float | None = None,
+    transductive: Annotated[bool, typer.Option("--transductive")] = False,
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
+    test_limit: Annotated[int | None, typer.Option(min=1)] = None,
+    files: Literal["link", "symlink", "copy"] | None = None,
+    features: Annotated[int | None, typer.Option(min=1)] = None,
+    angles: Annotated[str, typer.Option(metavar="0,30,..")] = "",
+    mels: Annotated[int | None, typer.Option(min=1)] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, max=60)] = None,
 ) -> None:
     """Turn a benchmark's published files into one site folder per domain.
 
@@ -210,6 +175,22 @@ def import_(
     fedda data import office31 ./office31-raw ./office31 --transductive
 
     fedda run kd3a --simulate ./office31 --target amazon --preset office31
+
+    Options:
+        name: See `fedda data benchmarks`.
+        source: The folder with the published files.
+        out: A new or empty folder to write the domains to.
+        domains: Only these domains.
+        seed: Seed of every random draw.
+        test_share: Share of every class to test on, where no split is published. [0.2]
+        transductive: Use every example for training (without labels at a target) and for testing.
+        limit: Most training examples per domain.
+        test_limit: Most test examples per domain.
+        files: Images: hard links (or copies, if on another disk), symbolic links or copies.
+        features: Vectors: number of first columns to keep.
+        angles: Rotated MNIST: degrees clockwise.
+        mels: Recordings: mel bands. [40]
+        seconds: Recordings: length in seconds. [1.0]
     """
     from fedda.data.benchmarks import Options, import_benchmark
 
@@ -244,18 +225,9 @@ TestShareOption = Annotated[
 
 @app.command()
 def hub(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="OWNER/NAME, or a folder with the data set's parquet files."
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the sites to.")
-    ],
-    by: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column that names each row's site.")
-    ] = "domain",
+    name: Annotated[str, typer.Argument(metavar="NAME")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
     columns: ColumnsOption = "",
     test_share: TestShareOption = 0.2,
 ) -> None:
@@ -270,6 +242,11 @@ def hub(
       fedda data hub flwrlabs/office-home ./office-home --test-share 0.5
 
       fedda run kd3a --simulate ./pacs --target sketch --preset photos
+
+    Options:
+        name: OWNER/NAME, or a folder with the data set's parquet files.
+        out: A new or empty folder to write the sites to.
+        by: The column that names each row's site.
     """
     from fedda.data.hub import sites_of
 
@@ -280,24 +257,10 @@ def hub(
 
 @app.command("split")
 def split_(
-    table: Annotated[
-        Path, typer.Argument(metavar="TABLE", help="A CSV or parquet table, or a folder of them.")
-    ],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new or empty folder to write the sites to.")
-    ],
-    by: Annotated[
-        str, typer.Option(metavar="COLUMN", help="The column that names each row's site.")
-    ] = "domain",
-    split: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="The split whose rows become the sites' training examples. Rows of the split test "
-            "become their tests, those of other splits are left out. Default: train.",
-            show_default=False,
-        ),
-    ] = "",
+    table: Annotated[Path, typer.Argument(metavar="TABLE")],
+    out: Annotated[Path, typer.Argument(metavar="OUT")],
+    by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
+    split: Annotated[str, typer.Option(metavar="NAME", show_default=False)] = "",
     follow_links: FollowOption = False,
     columns: ColumnsOption = "",
     test_share: TestShareOption = 0.0,
@@ -316,6 +279,13 @@ def split_(
       fedda data split ./saved-by-datasets ./sites --by scanner --split validation
 
       fedda run kd3a --simulate ./pacs --target sketch -c input.size=224
+
+    Options:
+        table: A CSV or parquet table, or a folder of them.
+        out: A new or empty folder to write the sites to.
+        by: The column that names each row's site.
+        split: The split whose rows become the sites' training examples. Rows of the split test
+            become their tests, those of other splits are left out. Default: train.
     """
     from fedda.data.table import split as cut
 
@@ -334,14 +304,7 @@ def check(
     *,
     reading: "Reading",
     window: WindowOption = "",
-    min_images: Annotated[
-        int,
-        typer.Option(
-            min=2,
-            help="Refuse fewer training images, as fedda-client does with the same option; a "
-            "simulated run takes any number.",
-        ),
-    ] = IMAGES_HIDE,
+    min_images: Annotated[int, typer.Option(min=2)] = IMAGES_HIDE,
 ) -> None:
     """Read all data in DIR once and show how a run would understand them.
 
@@ -376,6 +339,10 @@ def check(
       fedda data check ./ct --window=-160,240
 
       fedda data check ./saved-by-datasets --split validation
+
+    Options:
+        min_images: Refuse fewer training images, as fedda-client does with the same option; a
+            simulated run takes any number.
     """
     from fedda.data import verify
 

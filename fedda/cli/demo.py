@@ -36,24 +36,11 @@ MADE = ("journal.jsonl", "digits", "config.json")  # any of these marks a demo's
 
 
 def demo(
-    directory: Annotated[
-        Path,
-        typer.Option(
-            "--dir", file_okay=False, help="Results go to DIR/demo, which is emptied first."
-        ),
-    ] = Path("runs"),
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help="One training of each method per seed: how many, or a list with a comma, as in "
-            "fedda compare."
-        ),
-    ] = "3",
-    rounds: Annotated[int, typer.Option(min=1, help="Communication rounds.")] = SETTINGS["rounds"],
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the federation up for more runs, until Ctrl-C.")
-    ] = False,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", file_okay=False)] = Path("runs"),
+    seeds: str = "3",
+    rounds: Annotated[int, typer.Option(min=1)] = SETTINGS["rounds"],
+    keep: Annotated[bool, typer.Option("--keep")] = False,
+    insecure: Annotated[bool, typer.Option("--insecure")] = False,
 ) -> None:
     """Run KD3A over three labelled sites and an unlabelled one, each in its own process.
 
@@ -63,6 +50,14 @@ def demo(
     sources' weights and every byte that crossed; and writes a page with all of it. The page also
     shows the sites' own notes, because all sites are on this machine. Nothing is downloaded and
     nothing leaves this machine. It takes a few minutes on two cores.
+
+    Options:
+        directory: Results go to DIR/demo, which is emptied first.
+        seeds: One training of each method per seed: how many, or a list with a comma, as in fedda
+            compare.
+        rounds: Communication rounds.
+        keep: Leave the federation up for more runs, until Ctrl-C.
+        insecure: Without TLS and keys.
     """
     from fedda.cli.launch import on_terminate
     from fedda.cli.report import PAGE, present

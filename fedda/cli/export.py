@@ -14,39 +14,13 @@ from fedda.results.read import MODEL, label
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Write model.onnx, for ONNX Runtime and many others.")
-    ] = False,
-    torch: Annotated[
-        bool, typer.Option("--torch", help="Write model.pt2, for PyTorch without fedda.")
-    ] = False,
-    hf: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write a new folder in the Hugging Face layout, with the model card.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A folder, or the file itself. Default: beside the model."
-        ),
-    ] = None,
-    method: Annotated[
-        str, typer.Option(help="Export a training of this method. Default: the run's method.")
-    ] = "",
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            show_default=False,
-            help="Export the training of this seed. Default: the run's first seed.",
-        ),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="Export the training of this target, if the run had several.")
-    ] = "",
+    onnx: Annotated[bool, typer.Option("--onnx")] = False,
+    torch: Annotated[bool, typer.Option("--torch")] = False,
+    hf: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
+    method: str = "",
+    seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
+    target: str = "",
 ) -> None:
     r"""Write a model for programs that do not use fedda, and check what was written.
 
@@ -79,6 +53,15 @@ def export(
       fedda export runs/kd3a --hf ./kd3a-north
 
     --onnx needs the packages of the extra `export`: pip install "fedda\[export]".
+
+    Options:
+        onnx: Write model.onnx, for ONNX Runtime and many others.
+        torch: Write model.pt2, for PyTorch without fedda.
+        hf: Write a new folder in the Hugging Face layout, with the model card.
+        out: A folder, or the file itself. Default: beside the model.
+        method: Export a training of this method. Default: the run's method.
+        seed: Export the training of this seed. Default: the run's first seed.
+        target: Export the training of this target, if the run had several.
     """
     with clear_exit():
         kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]

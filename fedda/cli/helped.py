@@ -1,9 +1,11 @@
 """Help whose paragraphs fit the terminal, and the programs' option --version.
 
-Typer keeps the line breaks of all paragraphs but the first.
+Typer keeps the line breaks of all paragraphs but the first. What an option means may stand in its
+command's docstring, in a last part `Options:`, below the option's name in Python.
 """
 
 import inspect
+import re
 from typing import Any
 
 import click
@@ -20,7 +22,11 @@ def joined(text: str) -> str:
 
 
 def _join(command: click.Command) -> None:
-    command.help = joined(command.help or "") or None
+    text, _, below = inspect.cleandoc(command.help or "").partition("\n\nOptions:\n")
+    command.help = joined(text) or None
+    params: dict[str | None, Any] = {param.name: param for param in command.params}
+    for name, told in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", below, re.MULTILINE):
+        params[name].help = " ".join(told.split())
     for each in getattr(command, "commands", {}).values():
         _join(each)
 

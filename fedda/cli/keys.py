@@ -92,25 +92,20 @@ def request(
 
 @app.command()
 def sign(
-    file: Annotated[
-        Path, typer.Argument(metavar="REQUEST", help="The site's NAME.csr.", dir_okay=False)
-    ],
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", dir_okay=False)],
     directory: Dir = HERE,
-    fingerprint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHA256:...",
-            help="The fingerprint that the site read out; a request of another key is refused.",
-        ),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="The fingerprint was compared in another way.")
-    ] = False,
+    fingerprint: Annotated[str | None, typer.Option(metavar="SHA256:...")] = None,
+    yes: Annotated[bool, typer.Option("--yes")] = False,
     role: Role = None,
 ) -> None:
     """At the server: check a site's request and admit it.
 
     Without --fingerprint or --yes it asks whether the site reads out the same fingerprint.
+
+    Options:
+        file: The site's NAME.csr.
+        fingerprint: The fingerprint that the site read out; a request of another key is refused.
+        yes: The fingerprint was compared in another way.
     """
     with clear_exit():
         asked = key_request.read_request(file)
@@ -146,20 +141,16 @@ def _at_terminal() -> bool:
 def add(
     name: Name,
     directory: Dir = HERE,
-    public: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            dir_okay=False,
-            help="A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 384`. "
-            "Without this option the key pair is made here.",
-        ),
-    ] = None,
+    public: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     role: Role = None,
 ) -> None:
     """Register a site's public key, or make its key pair here and know its private key.
 
     With `fedda keys request` at the site, its private key never leaves it.
+
+    Options:
+        public: A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 384`. Without
+            this option the key pair is made here.
     """
     with clear_exit():
         if public is None:

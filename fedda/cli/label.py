@@ -22,27 +22,12 @@ COUNTS = (20, 50, 100, 200)
 
 @reads_files
 def label(
-    target: Annotated[Path, typer.Option(metavar="DIR", help="The target's data.")],
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Of the drawn images and labels.csv.")
-    ] = Path("to-label"),
-    n: Annotated[int, typer.Option("--n", min=1, help="Images to label.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
-    model: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="RUN|FILE", help="Judge this model by the labels; can be given several times."
-        ),
-    ] = None,
-    id_column: Annotated[
-        str,
-        typer.Option(
-            "--id",
-            metavar="COLUMN",
-            help="Name rows also by this column of a table, as --columns id=COLUMN does.",
-            show_default=False,
-        ),
-    ] = "",
+    target: Annotated[Path, typer.Option(metavar="DIR")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER")] = Path("to-label"),
+    n: Annotated[int, typer.Option("--n", min=1)] = 50,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    model: Annotated[list[Path] | None, typer.Option(metavar="RUN|FILE")] = None,
+    id_column: Annotated[str, typer.Option("--id", metavar="COLUMN", show_default=False)] = "",
     *,
     reading: "Reading",
 ) -> None:
@@ -60,6 +45,14 @@ def label(
 
     It says each model's accuracy on these images, with an interval, and whether two models differ.
     You may look, label more and look again: the intervals hold for all looks together.
+
+    Options:
+        target: The target's data.
+        out: Of the drawn images and labels.csv.
+        n: Images to label.
+        seed: Of the draw.
+        model: Judge this model by the labels; can be given several times.
+        id_column: Name rows also by this column of a table, as --columns id=COLUMN does.
     """
     with clear_exit():
         reading = reading.with_id(id_column)

@@ -28,36 +28,11 @@ LOCAL = ("target", "split", "gray_bits", "skip_broken", "follow_links", "columns
 @reads_files
 def look(
     context: typer.Context,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder with one folder or file per site; all in this process."
-        ),
-    ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="With --data: the site without labels, or several with commas. Default: those "
-            "that have no labels.",
-            show_default=False,
-        ),
-    ] = "",
-    server: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Instead of --data: the folder that `fedda superlink` was given as --dir.",
-        ),
-    ] = None,
-    expect: Annotated[
-        int,
-        typer.Option(min=0, show_default=False, help="With --server: wait for so many sites."),
-    ] = 0,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", file_okay=False, help="Where the page and the numbers go."),
-    ] = Path("look"),
+    data: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    target: Annotated[str, typer.Option(metavar="NAME", show_default=False)] = "",
+    server: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
+    expect: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False)] = Path("look"),
     as_json: JsonOption = False,
     *,
     reading: "Reading",
@@ -73,6 +48,14 @@ def look(
 
     Writes look.html, look.json and journal.jsonl, and says which sites are alike, which is odd,
     what will make training hard, and which command to type next.
+
+    Options:
+        data: Folder with one folder or file per site; all in this process.
+        target: With --data: the site without labels, or several with commas. Default: those that
+            have no labels.
+        server: Instead of --data: the folder that `fedda superlink` was given as --dir.
+        expect: With --server: wait for so many sites.
+        out: Where the page and the numbers go.
     """
     on_terminate()
     with clear_exit(), interruptible("stopped"):

@@ -80,23 +80,10 @@ What `python study.py` prints, within a point or two, after about a minute on tw
 
 
 def new(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The study's folder; it must not exist yet.")
-    ],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="A folder with a folder or file per site. Default: the demo's digits.",
-        ),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="With --data: the site whose labels nobody uses.")
-    ] = "",
-    preset: Annotated[
-        str, typer.Option(help="With --data: a preset, such as photos, vectors or table.")
-    ] = "",
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    data: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
+    target: str = "",
+    preset: str = "",
 ) -> None:
     """Begin a study of your own: settings, a short script, and a README that says what to type.
 
@@ -107,6 +94,12 @@ def new(
       fedda new study --data ./clinics --target north --preset photos
 
     Then `cd study` and `python study.py`. Everything there is yours to change.
+
+    Options:
+        directory: The study's folder; it must not exist yet.
+        data: A folder with a folder or file per site. Default: the demo's digits.
+        target: With --data: the site whose labels nobody uses.
+        preset: With --data: a preset, such as photos, vectors or table.
     """
     with clear_exit():
         echo(begin(directory, data, target, preset))

@@ -110,24 +110,10 @@ def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> No
 @app.command()
 def log(
     state_dir: State = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Check the whole log; exit code 1 if a line was changed."),
-    ] = False,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            file_okay=False,
-            help="With --verify: a run's folder of the server. Every hash that the server kept of "
-            "this site must be in this log, and the other way round; else exit code 1.",
-        ),
-    ] = None,
-    site: Annotated[
-        str | None,
-        typer.Option(help="With --against: the site's name. Default: as the client gave it last."),
-    ] = None,
-    last: Annotated[int, typer.Option(min=0, help="How many of the last lines to show.")] = 40,
+    verify: Annotated[bool, typer.Option("--verify")] = False,
+    against: Annotated[Path | None, typer.Option(metavar="RUN", file_okay=False)] = None,
+    site: str | None = None,
+    last: Annotated[int, typer.Option(min=0)] = 40,
     as_json: JsonOption = False,
 ) -> None:
     """Show a site's audit log: every message in and out, and never a value.
@@ -135,6 +121,13 @@ def log(
     fedda policy log --state-dir STATE
 
     fedda policy log --state-dir STATE --verify --against runs/kd3a
+
+    Options:
+        verify: Check the whole log; exit code 1 if a line was changed.
+        against: With --verify: a run's folder of the server. Every hash that the server kept of
+            this site must be in this log, and the other way round; else exit code 1.
+        site: With --against: the site's name. Default: as the client gave it last.
+        last: How many of the last lines to show.
     """
     from fedda.ops import chain
 

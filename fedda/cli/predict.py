@@ -30,26 +30,11 @@ def predict(
             metavar="MODEL", help=f"A {MODEL}, or the folder of a run or training with one."
         ),
     ],
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR", help="A folder of images, an .npz file, or a folder with one .npz file."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.csv", dir_okay=False, help="Write to this file, not to stdout."),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Examples at a time.")] = 256,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="With input.window=own or input.missing: scale vectors, and fill their gaps, by "
-            "this site's means and not by their own.",
-        ),
-    ] = None,
+    data: Annotated[Path, typer.Argument(metavar="DIR")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE.csv", dir_okay=False)] = None,
+    batch: Annotated[int, typer.Option(min=1)] = 256,
+    device: str = "auto",
+    like: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     *,
     reading: "Reading",
 ) -> None:
@@ -68,6 +53,14 @@ def predict(
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
       fedda predict model.safetensors ./scans | head
+
+    Options:
+        data: A folder of images, an .npz file, or a folder with one .npz file.
+        out: Write to this file, not to stdout.
+        batch: Examples at a time.
+        device: auto, cpu or cuda:N.
+        like: With input.window=own or input.missing: scale vectors, and fill their gaps, by this
+            site's means and not by their own.
     """
     with clear_exit():
         for text in _warnings(model):

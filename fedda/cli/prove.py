@@ -124,17 +124,16 @@ class Proof:
 
 
 def verify(
-    page: Annotated[
-        Path, typer.Argument(metavar="PAGE.html", dir_okay=False, help="The evidence.")
-    ],
-    peers: Annotated[
-        Path,
-        typer.Option(metavar="FILE", dir_okay=False, help="The public keys of the federation."),
-    ],
+    page: Annotated[Path, typer.Argument(metavar="PAGE.html", dir_okay=False)],
+    peers: Annotated[Path, typer.Option(metavar="FILE", dir_okay=False)],
 ) -> None:
     """Check who signed the evidence of `fedda audit all`, and that it was not changed since.
 
     fedda audit verify evidence.html --peers peers
+
+    Options:
+        page: The evidence.
+        peers: The public keys of the federation.
     """
     with clear_exit():
         known = {**keys.peers(peers, "source"), **keys.peers(peers, "target")}

@@ -23,30 +23,17 @@ if TYPE_CHECKING:
 @reads_files
 def refine(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="The target's data; no training label is read.")
-    ],
-    strength: Annotated[
-        Literal["careful", "strong"], typer.Option(help="How far the step may go.")
-    ] = "careful",
-    shares: Annotated[
-        Shares,
-        typer.Option(help="Whether it counts how frequent classes seem: by the evidence, or not."),
-    ] = "auto",
-    linear: Annotated[
-        bool, typer.Option("--linear", help="Write one small model that has learnt the answers.")
-    ] = False,
+    data: Annotated[Path, typer.Option(metavar="DIR")],
+    strength: Literal["careful", "strong"] = "careful",
+    shares: Shares = "auto",
+    linear: Annotated[bool, typer.Option("--linear")] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=f"Default: {REFINED}.safetensors beside the model."),
     ] = None,
-    method: Annotated[str, typer.Option(help="Refine a training of this method.")] = "",
-    seed: Annotated[
-        int | None, typer.Option(min=0, show_default=False, help="Refine the training of it.")
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="Refine the training of this target, if the run had several.")
-    ] = "",
+    method: str = "",
+    seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
+    target: str = "",
     *,
     reading: "Reading",
 ) -> None:
@@ -61,6 +48,15 @@ def refine(
       fedda refine runs/kd3a --data ./clinic-b
 
       fedda predict runs/kd3a/refined.safetensors ./new-images
+
+    Options:
+        data: The target's data; no training label is read.
+        strength: How far the step may go.
+        shares: Whether it counts how frequent classes seem: by the evidence, or not.
+        linear: Write one small model that has learnt the answers.
+        method: Refine a training of this method.
+        seed: Refine the training of it.
+        target: Refine the training of this target, if the run had several.
     """
     with clear_exit():
         source = chosen(run, method, seed, target)

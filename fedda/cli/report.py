@@ -14,9 +14,7 @@ PICTURE, PAGE = "report.png", "report.html"
 
 
 def report(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, the one with results.json.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
     png: Annotated[
         Path | None,
         typer.Option(
@@ -30,15 +28,7 @@ def report(
         ),
     ] = None,
     site: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="STATE",
-            exists=True,
-            file_okay=False,
-            help="A site's --state-dir on this machine, whose notes of the run (features, "
-            "confusion matrix) go into the page; may be given more than once. The notes of a "
-            "simulation and of the demo are found in DIR.",
-        ),
+        list[Path] | None, typer.Option(metavar="STATE", exists=True, file_okay=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,6 +42,12 @@ def report(
       fedda report runs/kd3a --json --png kd3a.png
 
       fedda report runs/kd3a --site ~/.local/state/fedda/clinic-a
+
+    Options:
+        directory: A run's folder, the one with results.json.
+        site: A site's --state-dir on this machine, whose notes of the run (features, confusion
+            matrix) go into the page; may be given more than once. The notes of a simulation and of
+            the demo are found in DIR.
     """
     with clear_exit():
         present(directory, png, as_json, html, site or ())

@@ -46,114 +46,32 @@ INSTEAD = {
 
 def run(
     context: typer.Context,
-    method: Annotated[
-        str,
-        typer.Argument(metavar="[METHOD]", help="Method to run; `fedda methods` lists them."),
-    ] = "",
-    change: Annotated[
-        list[str] | None,
-        typer.Option("-c", metavar="KEY=VALUE", help="Change a setting; see `fedda settings`."),
-    ] = None,
-    preset: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Named settings of the method (paper, official) or of a benchmark (digit5, ...); "
-            "if more than one is given, the last one wins; -c wins over all. "
-            "`fedda settings --presets` lists them.",
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=0, show_default=False, help="Rounds; short for -c rounds=N.")
-    ] = 0,
+    method: Annotated[str, typer.Argument(metavar="[METHOD]")] = "",
+    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
+    preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
     seeds: SeedsOption = "",
-    baseline: Annotated[
-        str,
-        typer.Option(
-            help="Method to train on the same seeds for comparison, or none. Default: fedavg, or "
-            "none with --start-from."
-        ),
-    ] = "",
-    start_from: Annotated[
-        Path | None,
-        typer.Option(
-            "--start-from",
-            metavar="RUN",
-            help="A finished run's folder, or a model file, whose model to start from. Phases that "
-            "only prepare a model are left out. If sources take part in none of the other phases, "
-            "the run needs no sources.",
-        ),
-    ] = None,
-    name: Annotated[str, typer.Option(help="Results go to DIR/NAME. Default: the method.")] = "",
-    directory: Annotated[
-        Path, typer.Option("--dir", "--out", file_okay=False, help="Folder of all runs.")
-    ] = Path("runs"),
-    simulate: Annotated[
-        Path | None,
-        typer.Option(
-            "--simulate",
-            "--data",
-            metavar="ROOT",
-            help="Run without a server, over the domain folders of ROOT.",
-        ),
-    ] = None,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Target to adapt to, if several have joined; without this option the run adapts "
-            "to each in turn. With --simulate: the folder of ROOT that is the target, or several "
-            "of them, separated by commas.",
-        ),
-    ] = "",
-    engine: Annotated[
-        Literal["process", "ray"],
-        typer.Option(help="process: one site after the other; ray: Flower's simulation."),
-    ] = "process",
-    poison: Annotated[
-        str,
-        typer.Option(metavar="NAME=PERCENT", help="Share of labels to flip at a simulated source."),
-    ] = "",
+    baseline: str = "",
+    start_from: Annotated[Path | None, typer.Option("--start-from", metavar="RUN")] = None,
+    name: str = "",
+    directory: Annotated[Path, typer.Option("--dir", "--out", file_okay=False)] = Path("runs"),
+    simulate: Annotated[Path | None, typer.Option("--simulate", "--data", metavar="ROOT")] = None,
+    target: Annotated[str, typer.Option(metavar="NAME")] = "",
+    engine: Literal["process", "ray"] = "process",
+    poison: Annotated[str, typer.Option(metavar="NAME=PERCENT")] = "",
     teacher: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            help="A simulated target's own teacher, as of `fedda-client --teacher`.",
-        ),
+        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
-    threads: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="CPU threads of a simulated site. More are faster, but the two engines give the "
-            "same bits only with the same number.",
-        ),
-    ] = 1,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
     split: SplitOption = "",
     gray_bits: GrayOption = "auto",
     skip_broken: SkipOption = False,
     follow_links: FollowOption = False,
     columns: ColumnsOption = "",
-    server: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
-    ] = Path("fedda-server"),
-    superlink: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="A SuperLink not started by `fedda superlink`; it must share the folder --dir.",
-        ),
-    ] = "",
-    ca: Annotated[
-        Path | None, typer.Option(help="Certificate authority of that SuperLink.")
-    ] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Go on with the run in this folder, as it was started."),
-    ] = None,
+    server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
+    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
+    ca: Path | None = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN")] = None,
 ) -> None:
     """Run a method over sites that have joined a server, or over folders of this machine.
 
@@ -178,6 +96,34 @@ def run(
     Exit code 0 means that the run finished, 1 that it could not, 130 that it was stopped.
 
     A run on a server goes on if this command is killed: fedda attach shows it, fedda stop ends it.
+
+    Options:
+        method: Method to run; `fedda methods` lists them.
+        change: Change a setting; see `fedda settings`.
+        preset: Named settings of the method (paper, official) or of a benchmark (digit5, ...); if
+            more than one is given, the last one wins; -c wins over all. `fedda settings --presets`
+            lists them.
+        rounds: Rounds; short for -c rounds=N.
+        baseline: Method to train on the same seeds for comparison, or none. Default: fedavg, or
+            none with --start-from.
+        start_from: A finished run's folder, or a model file, whose model to start from. Phases that
+            only prepare a model are left out. If sources take part in none of the other phases, the
+            run needs no sources.
+        name: Results go to DIR/NAME. Default: the method.
+        directory: Folder of all runs.
+        simulate: Run without a server, over the domain folders of ROOT.
+        target: Target to adapt to, if several have joined; without this option the run adapts to
+            each in turn. With --simulate: the folder of ROOT that is the target, or several of
+            them, separated by commas.
+        engine: process: one site after the other; ray: Flower's simulation.
+        poison: Share of labels to flip at a simulated source.
+        teacher: A simulated target's own teacher, as of `fedda-client --teacher`.
+        threads: CPU threads of a simulated site. More are faster, but the two engines give the same
+            bits only with the same number.
+        server: The folder that `fedda superlink` was given as --dir.
+        superlink: A SuperLink not started by `fedda superlink`; it must share the folder --dir.
+        ca: Certificate authority of that SuperLink.
+        resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
     with clear_exit():

@@ -18,23 +18,12 @@ METHOD = "fruda"
 
 
 def select(
-    data: Annotated[
-        Path,
-        typer.Option(metavar="ROOT", help="Folder with one folder or .npz file per domain."),
-    ],
-    target: Annotated[
-        str, typer.Option(metavar="NAME", help="Domain to take as the target, without its labels.")
-    ],
-    change: Annotated[
-        list[str] | None,
-        typer.Option("-c", metavar="KEY=VALUE", help="Change a setting; see `fedda settings`."),
-    ] = None,
-    preset: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Named settings; `fedda settings --presets` lists them."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of every random draw.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads of each site.")] = 1,
+    data: Annotated[Path, typer.Option(metavar="ROOT")],
+    target: Annotated[str, typer.Option(metavar="NAME")],
+    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
+    preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Measure from which domain a target should learn, by FRUDA's bound (OCS).
@@ -62,6 +51,14 @@ def select(
     several sources, such as mdan, can take the best ones by -c run.sources=A,B;
     FRUDA's authors found fewer to be better than all. Exit code 0
     means that a table was printed, 1 that it could not, 130 that it was stopped.
+
+    Options:
+        data: Folder with one folder or .npz file per domain.
+        target: Domain to take as the target, without its labels.
+        change: Change a setting; see `fedda settings`.
+        preset: Named settings; `fedda settings --presets` lists them.
+        seed: Seed of every random draw.
+        threads: CPU threads of each site.
     """
     on_terminate()
     with clear_exit():

@@ -17,15 +17,14 @@ from fedda.settings import RunConfig, presets
 
 
 def methods(
-    wire: Annotated[
-        bool,
-        typer.Option(
-            "--wire", help="Show instead what may enter and leave a site, as the code checks it."
-        ),
-    ] = False,
+    wire: Annotated[bool, typer.Option("--wire")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the methods that `fedda run` knows."""
+    """List the methods that `fedda run` knows.
+
+    Options:
+        wire: Show instead what may enter and leave a site, as the code checks it.
+    """
     if wire:
         return echo(wire_table.table())
     unfinished = plugins.unfinished()

@@ -30,79 +30,23 @@ log = logging.getLogger("fedda.superlink")
 
 
 def superlink(
-    directory: Annotated[
-        Path,
-        typer.Option(
-            "--dir",
-            metavar="DIR",
-            file_okay=False,
-            help="Folder with the certificates and sites' keys.",
-        ),
-    ] = Path("fedda-server"),
-    host: Annotated[
-        str, typer.Option(help="Address to listen on for sites; 0.0.0.0: every interface.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port that sites dial.")] = 8443,
-    admin_port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Port for the operator, on 127.0.0.1 only.")
-    ] = 8000,
-    exchange_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port that sites also dial while a round sums gradients (dils, fdann, ...); at "
-            "other times nothing listens there. 0: any free port.",
-        ),
-    ] = 8444,
-    database: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            dir_okay=False,
-            help="Keep runs and messages over a restart, in this file. It also holds models in "
-            "transit, unencrypted: use an encrypted volume. Default: in memory.",
-        ),
-    ] = None,
-    traffic: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help="Write requests and bytes per route as JSON."
-        ),
-    ] = None,
-    connections: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Sites' connections in all, as far as the system's limit of open files allows.",
-        ),
-    ] = 4096,
-    address_connections: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Connections from one address. A site needs up to 10: raise this if many sites "
-            "come from one address.",
-        ),
-    ] = 256,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="No TLS, no keys: for development on one machine only."),
-    ] = False,
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", file_okay=False)] = Path(
+        "fedda-server"
+    ),
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
+    admin_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    exchange_port: Annotated[int, typer.Option(min=0, max=65535)] = 8444,
+    database: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
+    traffic: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
+    connections: Annotated[int, typer.Option(min=1)] = 4096,
+    address_connections: Annotated[int, typer.Option(min=1)] = 256,
+    insecure: Annotated[bool, typer.Option("--insecure")] = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", help=f"Show here, too, what Flower writes to DIR/{LOG}."),
     ] = False,
-    warm: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1,
-            help="1: keep a process ready that has imported what runs need; each run's program is "
-            "forked from it and begins some seconds sooner. It takes about 0.6 GB, most of which "
-            "the runs share. 0: none.",
-        ),
-    ] = 1,
+    warm: Annotated[int, typer.Option(min=0, max=1)] = 1,
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -120,6 +64,24 @@ def superlink(
 
     A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
     are run.
+
+    Options:
+        directory: Folder with the certificates and sites' keys.
+        host: Address to listen on for sites; 0.0.0.0: every interface.
+        port: Port that sites dial.
+        admin_port: Port for the operator, on 127.0.0.1 only.
+        exchange_port: Port that sites also dial while a round sums gradients (dils, fdann, ...); at
+            other times nothing listens there. 0: any free port.
+        database: Keep runs and messages over a restart, in this file. It also holds models in
+            transit, unencrypted: use an encrypted volume. Default: in memory.
+        traffic: Write requests and bytes per route as JSON.
+        connections: Sites' connections in all, as far as the system's limit of open files allows.
+        address_connections: Connections from one address. A site needs up to 10: raise this if many
+            sites come from one address.
+        insecure: No TLS, no keys: for development on one machine only.
+        warm: 1: keep a process ready that has imported what runs need; each run's program is forked
+            from it and begins some seconds sooner. It takes about 0.6 GB, most of which the runs
+            share. 0: none.
     """
     with clear_exit():
         if exchange_port in (port, admin_port):

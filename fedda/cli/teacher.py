@@ -30,36 +30,15 @@ def several() -> None:
 @app.command()
 @reads_files
 def clip(
-    data: Annotated[Path, typer.Argument(metavar="DIR", help="The target's images.")],
-    classes: Annotated[
-        str,
-        typer.Option(metavar="A,B,..", help="The classes of the run, as the sources call them."),
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE.csv", dir_okay=False, help="Where it goes.")],
-    network: Annotated[str, typer.Option(help="A network of open_clip.")] = "ViT-B-32",
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|NAME", help="Its weights: a file, or a name that open_clip has at hand."
-        ),
-    ] = "laion2b_s34b_b79k",
-    sentence: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What a picture of a class {} may be called; repeat it for several. "
-            "Default: 'a photo of a {}.'",
-            show_default=False,
-        ),
-    ] = None,
-    called: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CLASS=WORDS",
-            help="Words for a class whose name says little, as 3=backpack; repeat it.",
-        ),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    data: Annotated[Path, typer.Argument(metavar="DIR")],
+    classes: Annotated[str, typer.Option(metavar="A,B,..")],
+    out: Annotated[Path, typer.Option(metavar="FILE.csv", dir_okay=False)],
+    network: str = "ViT-B-32",
+    weights: Annotated[str, typer.Option(metavar="FILE|NAME")] = "laion2b_s34b_b79k",
+    sentence: Annotated[list[str] | None, typer.Option(show_default=False)] = None,
+    called: Annotated[list[str] | None, typer.Option(metavar="CLASS=WORDS")] = None,
+    batch: Annotated[int, typer.Option(min=1)] = 64,
+    device: str = "auto",
     *,
     reading: "Reading",
 ) -> None:
@@ -71,6 +50,18 @@ def clip(
 
       fedda teacher clip ./photos --classes "bike,mug,monitor" --out clip.csv
       fedda-client --role target --data ./photos --teacher clip.csv --superlink hub:8443 ...
+
+    Options:
+        data: The target's images.
+        classes: The classes of the run, as the sources call them.
+        out: Where it goes.
+        network: A network of open_clip.
+        weights: Its weights: a file, or a name that open_clip has at hand.
+        sentence: What a picture of a class {} may be called; repeat it for several. Default: 'a
+            photo of a {}.'
+        called: Words for a class whose name says little, as 3=backpack; repeat it.
+        batch: Images at a time.
+        device: auto, cpu or cuda:N.
     """
     with clear_exit():
         names = [name.strip() for name in classes.split(",") if name.strip()]

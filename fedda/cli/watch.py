@@ -32,14 +32,8 @@ Directory = Annotated[Path, typer.Option("--dir", file_okay=False, help="Folder 
 
 
 def watch(
-    server: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
-    ] = Path("fedda-server"),
-    run: Annotated[
-        str,
-        typer.Option(metavar="RUN", help="Name, number or folder of a run. Default: the newest."),
-    ] = "",
+    server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
+    run: Annotated[str, typer.Option(metavar="RUN")] = "",
 ) -> None:
     """Watch a server: the sites that come and go, who trains, and its newest run until it ends.
 
@@ -55,6 +49,10 @@ def watch(
 
     The same as a page, with charts: /live at the operator's port, such as
     https://127.0.0.1:8000/live.
+
+    Options:
+        server: The folder that `fedda superlink` was given as --dir.
+        run: Name, number or folder of a run. Default: the newest.
     """
     on_terminate()
     left = interruptible("No longer watching; a run that goes on is not ended.")

