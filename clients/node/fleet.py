@@ -17,32 +17,8 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
+from fedda import flower
 from fedda.errors import KeyFileError
-from fedda.flower import (
-    FleetHttpClient,
-    Node,
-    NodeAuthHttpInterceptor,
-    ObjectPullError,
-    ObjectPushError,
-    ObjectTree,
-    RuntimeVersionHttpInterceptor,
-    SendNodeHeartbeatRequest,
-    generate_key_pairs,
-    get_all_nested_objects,
-    get_object_tree,
-    inflate_object_from_contents,
-    iterate_object_tree,
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-    message_from_proto,
-    message_to_proto,
-    no_object_id_recompute,
-    public_key_to_bytes,
-    pull_objects,
-    push_objects,
-    remove_content_from_message,
-)
 from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS
 
@@ -63,9 +39,9 @@ class FleetConnection(Protocol):
     node_id: int
     waited: float  # seconds for which the server held the last request for work
 
-    def receive(self) -> tuple[Message, ObjectTree] | None: ...
+    def receive(self) -> tuple[Message, flower.ObjectTree] | None: ...
 
-    def fetch(self, head: Message, tree: ObjectTree) -> Message: ...
+    def fetch(self, head: Message, tree: flower.ObjectTree) -> Message: ...
 
     def send(self, reply: Message) -> None: ...
 
@@ -103,16 +79,16 @@ class Fleet:
         self._offers = offers
         self._seen: dict[str, bytes] = {}
         self._self_registered = key is None
-        private, public = generate_key_pairs() if key is None else (key, key.public_key())
-        self._public = public_key_to_bytes(public)
+        private, public = flower.generate_key_pairs() if key is None else (key, key.public_key())
+        self._public = flower.public_key_to_bytes(public)
         try:
-            self._client = FleetHttpClient.from_server_address(
+            self._client = flower.FleetHttpClient.from_server_address(
                 address,
                 insecure,
                 root_certificates,
                 interceptors=[
-                    RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                    NodeAuthHttpInterceptor(private, public),
+                    flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                    flower.NodeAuthHttpInterceptor(private, public),
                 ],
             )
         except (ssl.SSLError, UnicodeDecodeError) as error:
@@ -134,11 +110,11 @@ class Fleet:
         except BaseException:
             self._client.close()
             raise
-        self._node = Node(node_id=self.node_id)
+        self._node = flower.Node(node_id=self.node_id)
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
 
-    def receive(self) -> tuple[Message, ObjectTree] | None:
+    def receive(self) -> tuple[Message, flower.ObjectTree] | None:
         """Return the next message, still without content, and the tree of its pieces, or None."""
         if self._lost is not None:
             raise self._lost
@@ -150,7 +126,7 @@ class Fleet:
         if not answer.messages_list:
             return None
         try:
-            head = message_from_proto(answer.messages_list[0])
+            head = flower.message_from_proto(answer.messages_list[0])
         except ValueError:
             # flwr does not know this kind of message, so not even a refusal can be built.
             log.exception("a message cannot be read and is dropped")
@@ -163,30 +139,30 @@ class Fleet:
             with contextlib.suppress(ValueError):
                 self.waited = min(float(told), float(WAIT_S))
 
-    def fetch(self, head: Message, tree: ObjectTree) -> Message:
+    def fetch(self, head: Message, tree: flower.ObjectTree) -> Message:
         """Pull a message's content; each piece is freed as soon as it is part of the message."""
         run_id = head.metadata.run_id
-        pull = make_pull_object_fn_protobuf(
+        pull = flower.make_pull_object_fn_protobuf(
             partial(insist, self._client.PullObject), self._node, run_id
         )
-        names = [piece.object_id for piece in iterate_object_tree(tree)]
+        names = [piece.object_id for piece in flower.iterate_object_tree(tree)]
         contents = {name: self._seen[name] for name in names if name in self._seen}
         try:
-            contents |= pull_objects(
+            contents |= flower.pull_objects(
                 [name for name in names if name not in contents],
                 pull,
                 # By default flwr waits 1 s for a piece that is still being pushed: most of a round.
                 initial_backoff=0.01,
                 backoff_cap=0.5,
             )
-        except ObjectPullError as error:
+        except flower.ObjectPullError as error:
             raise RunOver from error
-        make_confirm_message_received_fn_protobuf(
+        flower.make_confirm_message_received_fn_protobuf(
             partial(insist, self._client.ConfirmMessageReceived), self._node, run_id
         )(head.metadata.message_id)
         # A piece is named by the hash of its content, and the task's pieces do not change in a run.
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
-        message = inflate_object_from_contents(tree.object_id, contents)
+        message = flower.inflate_object_from_contents(tree.object_id, contents)
         if not isinstance(message, Message):
             raise RunOver
         message.metadata.__dict__["_message_id"] = tree.object_id
@@ -196,26 +172,26 @@ class Fleet:
         """Push a reply; pushing the same reply twice is harmless."""
         run_id = reply.metadata.run_id
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        with no_object_id_recompute():
-            head = remove_content_from_message(reply) if reply.has_content() else reply
+        with flower.no_object_id_recompute():
+            head = flower.remove_content_from_message(reply) if reply.has_content() else reply
             answer = ask(
                 self._client.PushMessages,
                 fleet.PushMessagesRequest(
                     node=self._node,
-                    messages_list=[message_to_proto(head)],
-                    message_object_trees=[get_object_tree(reply)],
+                    messages_list=[flower.message_to_proto(head)],
+                    message_object_trees=[flower.get_object_tree(reply)],
                 ),
             )
-            push = make_push_object_fn_protobuf(
+            push = flower.make_push_object_fn_protobuf(
                 partial(insist, self._client.PushObject), self._node, run_id, answer.session_id
             )
             try:
-                push_objects(
-                    get_all_nested_objects(reply),
+                flower.push_objects(
+                    flower.get_all_nested_objects(reply),
                     push,
                     object_ids_to_push=set(answer.objects_to_push),
                 )
-            except ObjectPushError as error:
+            except flower.ObjectPushError as error:
                 raise RunOver from error
 
     def close(self) -> None:
@@ -269,7 +245,7 @@ class Fleet:
             headers.pop(OFFERS, None)
 
     def _beat(self) -> None:
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)
+        request = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)
         while not self._ended.is_set():
             try:
                 if not ask(self._client.SendNodeHeartbeat, request).success:

@@ -12,13 +12,8 @@ from pathlib import Path
 from flwr.app import Message
 from google.protobuf.message import DecodeError
 
+from fedda import flower
 from fedda.files import replacing
-from fedda.flower import (
-    message_from_proto,
-    message_pb2,
-    message_to_proto,
-    remove_content_from_message,
-)
 
 log = logging.getLogger("fedda.client")
 
@@ -37,10 +32,10 @@ class Unfinished:
         """Remember a request before any work on it."""
         if self._file is None:
             return
-        bare = remove_content_from_message(head) if head.has_content() else head
+        bare = flower.remove_content_from_message(head) if head.has_content() else head
         try:
             with replacing(self._file) as part:
-                part.write_bytes(message_to_proto(bare).SerializeToString())
+                part.write_bytes(flower.message_to_proto(bare).SerializeToString())
         except OSError as error:  # a full disk need not keep the site from working
             log.warning("%s cannot be written (%s)", self._file, error)
 
@@ -55,6 +50,8 @@ class Unfinished:
         if self._file is None:
             return None
         try:
-            return message_from_proto(message_pb2.Message.FromString(self._file.read_bytes()))
+            return flower.message_from_proto(
+                flower.message_pb2.Message.FromString(self._file.read_bytes())
+            )
         except (OSError, DecodeError, ValueError):
             return None

@@ -12,10 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedda.errors import RunError
-from fedda.results.picture import _GRAY as GRAY
-from fedda.results.picture import _METHODS as METHODS
-from fedda.results.picture import _SITES as SITES
-from fedda.results.picture import _text as text
+from fedda.results.picture import GRAY, METHODS, SITES, text
 
 from .plan import Score
 from .statistics import MEAN, Table, by_target, spread

@@ -4,16 +4,7 @@ import math
 import statistics
 from typing import Any
 
-from fedda.results import transfer
-from fedda.results.read import (
-    adapted_elsewhere,
-    counted,
-    duration,
-    ended_early,
-    missing_tests,
-    refined_at,
-    spans,
-)
+from fedda.results import read, transfer
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -55,9 +46,9 @@ def _about(run: RunSeries) -> str:
     parts = [
         f"run {run.results['name']}",
         f"{names} → {run.target}" if sources else f"no sources → {run.target}",
-        counted(run.rounds, "round"),
-        counted(len(run.seeds), "seed"),
-        f"{duration(seconds)} in all",
+        read.counted(run.rounds, "round"),
+        read.counted(len(run.seeds), "seed"),
+        f"{read.duration(seconds)} in all",
     ]
     return " · ".join(parts)
 
@@ -84,7 +75,7 @@ def _cards(run: RunSeries, scale: Scale) -> list[Html]:
     if own["refined"]["mean"] is not None:
         cards.append(card("Refined at the target", stat(own["refined"]), "by its last step"))
     if any(n is not None for n in own["selected_rounds"]):
-        rounds = spans(n for n in own["selected_rounds"] if n is not None)
+        rounds = read.spans(n for n in own["selected_rounds"] if n is not None)
         plural = "s" if len(set(own["selected_rounds"])) > 1 else ""
         cards.append(
             card("Chosen without labels", stat(own["selected"]), f"round{plural} {rounds}")
@@ -125,7 +116,7 @@ def _troubles(run: RunSeries, card: Any) -> Html:
         )
     places = {event.get("site") for event in events if event.get("site")}
     link = e("a", "what happened", href="#events")
-    where = join(f"at {counted(len(places), 'site')}: " if places else "", link)
+    where = join(f"at {read.counted(len(places), 'site')}: " if places else "", link)
     return card("Troubles", e("span", f"{len(events):,}", class_="bad"), where)
 
 
@@ -133,7 +124,7 @@ def _table(run: RunSeries, scale: Scale) -> Html:
     rows, styles = [], []
     for method in run.methods:  # one row for all, then one per target or seed
         lines = list(scores(run.summary, method, scale.text))
-        rows += [[*cells, duration(seconds)] for *cells, seconds in lines]
+        rows += [[*cells, read.duration(seconds)] for *cells, seconds in lines]
         styles += ["strong", *["faint"] * (len(lines) - 1)]
     unit = f" ({scale.unit})" if scale.unit else ""
     head = ["method", f"last round{unit}", f"refined{unit}", f"chosen without labels{unit}", "time"]
@@ -144,7 +135,7 @@ def _remarks(run: RunSeries) -> list[str]:
     remarks = []
     if run.measure == "accuracy":
         tested = tests(run.results)
-        counts = {t: counted(tests(run.results, t), "labelled test") for t in run.targets}
+        counts = {t: read.counted(tests(run.results, t), "labelled test") for t in run.targets}
         where = " and ".join(f"{count} at {target}" for target, count in counts.items())
         words = f"Accuracy on {where}, whose labels no training sees"
         mean = run.summary["methods"][run.own]["last"]["mean"]
@@ -158,8 +149,8 @@ def _remarks(run: RunSeries) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    said = missing_tests(run.results) + ended_early(run.results)
-    said += adapted_elsewhere(run.results) + refined_at(run.results)
+    said = read.missing_tests(run.results) + read.ended_early(run.results)
+    said += read.adapted_elsewhere(run.results) + read.refined_at(run.results)
     said += transfer.notes(run.results)
     remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
     if len(run.seeds) > 1:

@@ -5,18 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedda.results.read import (
-    Results,
-    counted,
-    measure,
-    others,
-    seed_of,
-    short_title,
-    summary,
-    target,
-    targets,
-    title,
-)
+from fedda.results import read
 
 # Values by round, by seed. With several targets, a seed also names the target: `0 on north`.
 Seeds = dict[str, dict[int, float]]
@@ -26,11 +15,11 @@ Seeds = dict[str, dict[int, float]]
 class RunSeries:
     """A run's results, and the values that the sections need from them."""
 
-    results: Results
+    results: read.Results
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        return summary(self.results)
+        return read.summary(self.results)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -44,11 +33,11 @@ class RunSeries:
 
     def title(self, method: str) -> str:
         """Return a method's name as people know it."""
-        return title(self.results, method)
+        return read.title(self.results, method)
 
     def short(self, method: str) -> str:
         """Return that name without remarks."""
-        return short_title(self.results, method)
+        return read.short_title(self.results, method)
 
     @property
     def seeds(self) -> list[str]:
@@ -61,16 +50,16 @@ class RunSeries:
     @property
     def measure(self) -> str:
         """The measure that is shown: accuracy, or the best one that the results have instead."""
-        return measure(self.results)
+        return read.measure(self.results)
 
     @property
     def target(self) -> str:
         """The target's name, or the names of several targets in words."""
-        return target(self.results)
+        return read.target(self.results)
 
     @cached_property
     def targets(self) -> list[str]:
-        return targets(self.results)
+        return read.targets(self.results)
 
     @cached_property
     def each(self) -> str:
@@ -88,13 +77,13 @@ class RunSeries:
     def over(self) -> str:
         """What a method's means are taken over, in words; empty if it has one training."""
         many = {"target": len(self.targets), "seed": len(self.seeds)}
-        return " and ".join(counted(n, what) for what, n in many.items() if n > 1)
+        return " and ".join(read.counted(n, what) for what, n in many.items() if n > 1)
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """The target of each training of the run's own method, by seed."""
         trainings = self.results["trainings"].get(self.own, [])
-        return {seed_of(self.results, t): t.get("target", self.targets[0]) for t in trainings}
+        return {read.seed_of(self.results, t): t.get("target", self.targets[0]) for t in trainings}
 
     @property
     def sources(self) -> list[str]:
@@ -112,9 +101,9 @@ class RunSeries:
             site: leave out trainings that this site has no part in, as they adapt another target.
         """
         for training in self.results["trainings"][method]:
-            if site not in others(self.results, training):
+            if site not in read.others(self.results, training):
                 for entry in training["rounds"]:
-                    yield seed_of(self.results, training), entry
+                    yield read.seed_of(self.results, training), entry
 
     def numbers(self, method: str, key: str, target: str = "") -> Seeds:
         """Return one number of every round, by default of all targets."""
@@ -155,7 +144,7 @@ class RunSeries:
     def selected(self, method: str) -> dict[str, int]:
         """Return the round chosen without labels, by seed."""
         trainings = self.results["trainings"][method]
-        selected = {seed_of(self.results, t): t.get("selected_round") for t in trainings}
+        selected = {read.seed_of(self.results, t): t.get("selected_round") for t in trainings}
         return {seed: number for seed, number in selected.items() if number is not None}
 
 

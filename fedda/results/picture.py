@@ -12,24 +12,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedda.files import writing
-from fedda.results.read import (
-    Results,
-    counted,
-    mean_weights,
-    measure,
-    others,
-    printable,
-    target,
-    targets,
-    title,
-)
+from fedda.results import read
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart, without yellow, which is too
 # pale for a line. Methods and sites share no colour; black is the target's.
-_METHODS = ("#0072B2", "#777777")
-_SITES = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+METHODS = ("#0072B2", "#777777")
+SITES = ("#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _STYLES = ("-", "--", ":", "-.")
-_GRAY = "#666666"
+GRAY = "#666666"
 _MARKED = 30  # runs of at most so many rounds get a dot for each round
 _LISTED = 16  # at most so many sites fit into the legend beside the right panel
 
@@ -44,7 +34,7 @@ _AXES = {
 Series = dict[int, list[float]]  # by round, the values of all seeds
 
 
-def plot(results: Results, path: Path) -> Path:
+def plot(results: read.Results, path: Path) -> Path:
     """Write a PNG: left the target's accuracy by round, right the weights of the sites.
 
     Raises:
@@ -64,11 +54,11 @@ def plot(results: Results, path: Path) -> Path:
     _scores(left, results)
     _weights(right, results)
     figure.suptitle(_heading(results), fontsize=12, fontweight="bold")
-    many = {"seed": len(results["seeds"]), "target": len(targets(results))}
+    many = {"seed": len(results["seeds"]), "target": len(read.targets(results))}
     if several := [what for what, count in many.items() if count > 1]:
-        mean = " and ".join(counted(many[what], what) for what in several)
+        mean = " and ".join(read.counted(many[what], what) for what in several)
         note = f"lines: mean of {mean}; bands: lowest to highest {' and '.join(several)}"
-        figure.supxlabel(note, fontsize=9, color=_GRAY)
+        figure.supxlabel(note, fontsize=9, color=GRAY)
     with writing(path, "choose another file with --png"), warnings.catch_warnings():
         # A site's name may have characters that the font lacks; matplotlib then draws boxes.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
@@ -76,31 +66,31 @@ def plot(results: Results, path: Path) -> Path:
     return path
 
 
-def _heading(results: Results) -> str:
+def _heading(results: read.Results) -> str:
     sources = [s["name"] for s in results["sites"] if s["role"] == "source"]
     n = len(sources)
     names = ", ".join(sources) if n <= 4 else f"{n} sources"
-    ends = [names, target(results)] if names else [target(results)]
-    return _text(f"{title(results, results['method'])}: {' → '.join(ends)}")
+    ends = [names, read.target(results)] if names else [read.target(results)]
+    return text(f"{read.title(results, results['method'])}: {' → '.join(ends)}")
 
 
-def _text(text: str) -> str:
+def text(text: str) -> str:
     """Escape a name for matplotlib, where a dollar sign would begin a formula."""
-    return printable(text).replace("$", r"\$")
+    return read.printable(text).replace("$", r"\$")
 
 
-def _scores(axes: Axes, results: Results) -> None:
-    shown = measure(results)
+def _scores(axes: Axes, results: read.Results) -> None:
+    shown = read.measure(results)
     heading, label, number, factor, span = _AXES[shown]
     for i, (method, trainings) in enumerate(_own_first(results)):
-        colour, style = _METHODS[i % len(_METHODS)], _STYLES[i % len(_STYLES)]
+        colour, style = METHODS[i % len(METHODS)], _STYLES[i % len(_STYLES)]
         series = _series([t["rounds"] for t in trainings], shown, factor)
         if not series:
             continue
         means = [statistics.fmean(values) for values in series.values()]
         tested = len(trainings[0]["rounds"]) in series  # else the line ends before the last round
         last = number.format(means[-1]) if tested else "–"
-        name = _text(f"{title(results, method)}, last round: {last}")
+        name = text(f"{read.title(results, method)}, last round: {last}")
         marker = "o" if len(series) <= _MARKED else ""
         axes.plot(
             list(series), means, style, color=colour, label=name, marker=marker, ms=3.5, lw=1.8
@@ -121,7 +111,7 @@ def _scores(axes: Axes, results: Results) -> None:
     low, high = axes.get_ylim()
     if high - low < span:
         axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
-    axes.set_title(_text(heading.format(target=target(results))), loc="left", fontsize=11)
+    axes.set_title(text(heading.format(target=read.target(results))), loc="left", fontsize=11)
     axes.set_ylabel(label)
     axes.legend(
         loc="upper left",
@@ -132,7 +122,7 @@ def _scores(axes: Axes, results: Results) -> None:
     )
 
 
-def _own_first(results: Results) -> list[tuple[str, list[dict[str, Any]]]]:
+def _own_first(results: read.Results) -> list[tuple[str, list[dict[str, Any]]]]:
     return sorted(results["trainings"].items(), key=lambda item: item[0] != results["method"])
 
 
@@ -145,19 +135,21 @@ def _series(histories: list[list[dict[str, Any]]], key: str, factor: float) -> S
     return dict(sorted(series.items()))
 
 
-def _weights(axes: Axes, results: Results) -> None:
+def _weights(axes: Axes, results: read.Results) -> None:
     method = results["method"]
     by_round: dict[int, list[tuple[dict[str, float], set[str]]]] = {}
     for training in results["trainings"].get(method, []):
         for entry in training["rounds"]:
-            pair = entry.get("weights", {}), others(results, training)
+            pair = entry.get("weights", {}), read.others(results, training)
             by_round.setdefault(entry["round"], []).append(pair)
-    means = {r: mean_weights(*zip(*pairs, strict=True)) for r, pairs in sorted(by_round.items())}
-    name = _text(title(results, method))
+    means = {
+        r: read.mean_weights(*zip(*pairs, strict=True)) for r, pairs in sorted(by_round.items())
+    }
+    name = text(read.title(results, method))
     axes.set_title(f"Weight of each site in {name}'s average", loc="left", fontsize=11)
     if not any(means.values()):
         axes.set_axis_off()
-        axes.text(0.5, 0.5, f"{name} weighs no sites", ha="center", color=_GRAY)
+        axes.text(0.5, 0.5, f"{name} weighs no sites", ha="center", color=GRAY)
         return
     marker = "o" if len(means) <= _MARKED else ""
     lines: list[Line2D] = []
@@ -166,8 +158,8 @@ def _weights(axes: Axes, results: Results) -> None:
         (line,) = axes.plot(
             list(means), y, style, color=colour, marker=marker, ms=3.5, lw=1.8, alpha=0.9
         )
-        role = " (target)" if site in targets(results) else ""
-        line.set_label(f"{y[-1]:.2f}  {_text(site[:24])}{role}")
+        role = " (target)" if site in read.targets(results) else ""
+        line.set_label(f"{y[-1]:.2f}  {text(site[:24])}{role}")
         if any(y):  # a target that does not train has no weight
             lines.append(line)
     axes.set_ylim(bottom=0)
@@ -186,12 +178,12 @@ def _weights(axes: Axes, results: Results) -> None:
     )
 
 
-def _looks(results: Results) -> dict[str, tuple[str, str]]:
+def _looks(results: read.Results) -> dict[str, tuple[str, str]]:
     """Colour and line style of each site; a target's line is black."""
     looks = {}
     sources = [s["name"] for s in results["sites"] if s["role"] == "source"]
     for i, site in enumerate(sources):
-        style = _STYLES[i // len(_SITES) % len(_STYLES)]
-        looks[site] = (_SITES[i % len(_SITES)], style)
-    black = [("black", _STYLES[(1 + i) % len(_STYLES)]) for i in range(len(targets(results)))]
-    return looks | dict(zip(targets(results), black, strict=True))
+        style = _STYLES[i // len(SITES) % len(_STYLES)]
+        looks[site] = (SITES[i % len(SITES)], style)
+    black = [("black", _STYLES[(1 + i) % len(_STYLES)]) for i in range(len(read.targets(results)))]
+    return looks | dict(zip(read.targets(results), black, strict=True))

@@ -9,26 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedda.results import transfer, worth
-from fedda.results.read import (
-    RESULTS,
-    Results,
-    adapted_elsewhere,
-    counted,
-    doubted,
-    duration,
-    ended_early,
-    event_of,
-    human,
-    missing_tests,
-    printable,
-    refined_at,
-    short_title,
-    spans,
-    summary,
-    targets,
-    title,
-)
+from fedda.results import read, transfer, worth
 
 NOTHING = "–"
 
@@ -50,9 +31,9 @@ SHORT = {
 }
 
 
-def table(results: Results) -> RenderableType:
+def table(results: read.Results) -> RenderableType:
     """All tables and notes about a run, for a rich console."""
-    report = summary(results)
+    report = read.summary(results)
     parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
     if any(m["weights"] for m in report["methods"].values()):
         parts += ["", _weights(report, results["sites"])]
@@ -87,9 +68,9 @@ def scores(
         return name, mean(of["last"]), mean(of["refined"]), selected, sum(of["seconds"])
 
     m, seeds = report["methods"][method], report["seeds"]
-    yield row(title(report, method), m)
+    yield row(read.title(report, method), m)
     for target, of_target in m["targets"].items():
-        yield row(f"on {printable(target)}", of_target)
+        yield row(f"on {read.printable(target)}", of_target)
     if m["targets"]:
         return
     for i, seed in enumerate(seeds if len(seeds) == len(m["seconds"]) > 1 else ()):
@@ -100,13 +81,13 @@ def scores(
         yield f"seed {seed}", last, refined, chosen(best, m["selected_rounds"][i]), seconds
 
 
-def tests(results: Results, name: str = "") -> int:
+def tests(results: read.Results, name: str = "") -> int:
     """How many labelled test images a target has; without a name, all targets of the run."""
-    chosen = [name] if name else targets(results)
+    chosen = [name] if name else read.targets(results)
     return sum(s.get("tested") or 0 for s in results["sites"] if s["name"] in chosen)
 
 
-def untested(results: Results) -> str:
+def untested(results: read.Results) -> str:
     """Why the target has no accuracy, as words that follow its name."""
     if (results.get("config") or {}).get("run.evaluate", True) is False:
         return "was not asked for it (run.evaluate is false)"
@@ -125,31 +106,31 @@ def _scores(report: dict[str, Any]) -> Table:
     for method in report["methods"]:
         style, indent = "bold" if method == report["method"] else "", ""
         for name, *texts, seconds in scores(report, method, number):
-            shown.add_row(indent + escape(name), *texts, duration(seconds), style=style)
+            shown.add_row(indent + escape(name), *texts, read.duration(seconds), style=style)
             style, indent = "dim", "  "
         shown.add_section()
     return shown
 
 
-def _notes(report: dict[str, Any], results: Results) -> list[str]:
-    notes, where = [_over(report)], printable(report["target"])
+def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
+    notes, where = [_over(report)], read.printable(report["target"])
     if len(report["seeds"]) > 1:
         notes[0] += ": mean ± standard deviation"
     if report["measure"] == "accuracy":
         brought = (
-            f"{counted(tests(results, t), 'labelled test')} at {t}" for t in report["targets"]
+            f"{read.counted(tests(results, t), 'labelled test')} at {t}" for t in report["targets"]
         )
-        notes.append(printable(f"{' and '.join(brought)}, whose labels no training sees"))
+        notes.append(read.printable(f"{' and '.join(brought)}, whose labels no training sees"))
     else:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    notes += missing_tests(results) + ended_early(results)
-    notes += adapted_elsewhere(results) + refined_at(results)
+    notes += read.missing_tests(results) + read.ended_early(results)
+    notes += read.adapted_elsewhere(results) + read.refined_at(results)
     return notes + transfer.notes(results)
 
 
-def _worth(results: Results) -> list[RenderableType]:
+def _worth(results: read.Results) -> list[RenderableType]:
     """What the models are worth without labels, as a table with remarks; empty if unknown."""
     head, body = worth.rows(results)
     if not body:
@@ -169,20 +150,22 @@ def _worth(results: Results) -> list[RenderableType]:
 
 def _over(report: dict[str, Any]) -> str:
     seeds, targets = len(report["seeds"]), len(report["targets"])
-    over = counted(report["rounds"], "round") + (f", {seeds} seeds" if seeds > 1 else "")
+    over = read.counted(report["rounds"], "round") + (f", {seeds} seeds" if seeds > 1 else "")
     return over + (f", {targets} targets" if targets > 1 else "")
 
 
 def _table(heading: str) -> Table:
     return Table(
-        title=Text(printable(heading), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
+        title=Text(read.printable(heading), style="bold"), title_justify="left", box=box.SIMPLE_HEAD
     )
 
 
 def _weights(report: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
     methods = report["methods"].items()
-    weighed = [(short_title(report, m), f["weights"]) for m, f in methods if f["weights"]]
-    many = [counted(len(report[of]), of[:-1]) for of in ("targets", "seeds") if len(report[of]) > 1]
+    weighed = [(read.short_title(report, m), f["weights"]) for m, f in methods if f["weights"]]
+    many = [
+        read.counted(len(report[of]), of[:-1]) for of in ("targets", "seeds") if len(report[of]) > 1
+    ]
     over = f", mean of {' and '.join(many)}" if many else ""
     shown = _table(f"weights in the last round{over}")
     for column in ("site", "role"):
@@ -192,7 +175,7 @@ def _weights(report: dict[str, Any], sites: Iterable[dict[str, Any]]) -> Table:
     for site in sites:
         name = site["name"]
         alphas = [f"{w[name]:.3f}" if name in w else NOTHING for _, w in weighed]
-        shown.add_row(escape(printable(name)), site["role"], f"{site['examples']:,}", *alphas)
+        shown.add_row(escape(read.printable(name)), site["role"], f"{site['examples']:,}", *alphas)
     return shown
 
 
@@ -202,11 +185,11 @@ def _bytes(report: dict[str, Any]) -> Table:
     shown = _table(f"bytes that crossed, {_over(report)}")
     shown.add_column("what")
     for method in counts:
-        shown.add_column(escape(short_title(report, method)), justify="right")
+        shown.add_column(escape(read.short_title(report, method)), justify="right")
         shown.add_column("", justify="right")
 
     def add(what: str, values: list[int], style: str = "") -> None:
-        pairs = ((f"{v:,}", human(v)) if v else (NOTHING, "") for v in values)
+        pairs = ((f"{v:,}", read.human(v)) if v else (NOTHING, "") for v in values)
         shown.add_row(what, *(cell for pair in pairs for cell in pair), style=style)
 
     # Keys are like `to source model`. Scalars come last; `to` the sites comes before `from` them.
@@ -232,22 +215,22 @@ def _events(report: dict[str, Any]) -> list[RenderableType]:
         return [Text("no troubles")]
     rounds: dict[tuple[str, ...], list[int]] = {}
     for event in events:
-        training = event_of(report, event)
+        training = read.event_of(report, event)
         key = (training, event["site"], event["text"])
         rounds.setdefault(key, []).extend([event["round"]] if "round" in event else [])
     lines = [f"troubles ({len(events)})"]
     for (training, site, text), numbers in list(rounds.items())[:_MOST_EVENTS]:
-        when = f"round{'s' * (len(numbers) > 1)} {spans(numbers)}" if numbers else ""
+        when = f"round{'s' * (len(numbers) > 1)} {read.spans(numbers)}" if numbers else ""
         about = ", ".join(filter(None, (training, when)))
-        lines.append("  " + printable(": ".join(filter(None, (about, site, text)))))
+        lines.append("  " + read.printable(": ".join(filter(None, (about, site, text)))))
     if len(rounds) > _MOST_EVENTS:
-        lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {RESULTS}")
+        lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {read.RESULTS}")
     return [Text(line) for line in lines]
 
 
-def _doubts(results: Results) -> list[RenderableType]:
+def _doubts(results: read.Results) -> list[RenderableType]:
     """One line per doubt about a training."""
-    lines = [f"  {about}, round {round_}: {text}" for about, round_, text in doubted(results)]
+    lines = [f"  {about}, round {round_}: {text}" for about, round_, text in read.doubted(results)]
     return (
         [
             Text("doubts (signs without labels that a training may have gone wrong)"),

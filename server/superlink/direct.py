@@ -15,20 +15,14 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from fedda.flower import (
-    PROTOBUF_MEDIA_TYPE,
-    TASK_TOKEN_HEADER,
-    SendNodeHeartbeatRequest,
-    fleet_handlers,
-    runtime_handlers,
-)
+from fedda import flower
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
 from fedda.flower import runtime_pb2 as runtime
 
 from .filter import App, Event, Receive, Scope, Send
 
-MEDIA_TYPE = PROTOBUF_MEDIA_TYPE.encode()
+MEDIA_TYPE = flower.PROTOBUF_MEDIA_TYPE.encode()
 GIVEN_KEPT = 1024  # replies that a run's program may ask for once more
 LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
 
@@ -41,24 +35,24 @@ def _stored(handler: Callable[..., Any]) -> Handler:
 
 
 HANDLERS: dict[type, Handler] = {
-    SendNodeHeartbeatRequest: fleet_handlers.send_node_heartbeat,
-    fleet.PullMessagesRequest: _stored(fleet_handlers.pull_messages),
-    fleet.PushMessagesRequest: fleet_handlers.push_messages,
-    proto.PullObjectRequest: fleet_handlers.pull_object,
-    proto.PushObjectRequest: fleet_handlers.push_object,
-    proto.ConfirmMessageReceivedRequest: _stored(fleet_handlers.confirm_message_received),
+    flower.SendNodeHeartbeatRequest: flower.fleet_handlers.send_node_heartbeat,
+    fleet.PullMessagesRequest: _stored(flower.fleet_handlers.pull_messages),
+    fleet.PushMessagesRequest: flower.fleet_handlers.push_messages,
+    proto.PullObjectRequest: flower.fleet_handlers.pull_object,
+    proto.PushObjectRequest: flower.fleet_handlers.push_object,
+    proto.ConfirmMessageReceivedRequest: _stored(flower.fleet_handlers.confirm_message_received),
 }
 
 
 RUNTIME = "/v1/runtime/"
 OF_A_RUN: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "push-messages": (runtime.PushAppMessagesRequest, runtime_handlers.push_messages),
-    "pull-messages": (runtime.PullAppMessagesRequest, runtime_handlers.pull_messages),
-    "push-object": (proto.PushObjectRequest, runtime_handlers.push_object),
-    "pull-object": (proto.PullObjectRequest, runtime_handlers.pull_object),
+    "push-messages": (runtime.PushAppMessagesRequest, flower.runtime_handlers.push_messages),
+    "pull-messages": (runtime.PullAppMessagesRequest, flower.runtime_handlers.pull_messages),
+    "push-object": (proto.PushObjectRequest, flower.runtime_handlers.push_object),
+    "pull-object": (proto.PullObjectRequest, flower.runtime_handlers.pull_object),
     "confirm-message-received": (
         proto.ConfirmMessageReceivedRequest,
-        runtime_handlers.confirm_message_received,
+        flower.runtime_handlers.confirm_message_received,
     ),
 }
 
@@ -110,7 +104,7 @@ class Direct:
             names = [(task.run_id, name) for name in request.message_ids]
             again = [self._given[name] for name in names if name in self._given]
             new = [name for run, name in names if (run, name) not in self._given]
-            answer = runtime_handlers.pull_messages(
+            answer = flower.runtime_handlers.pull_messages(
                 runtime.PullAppMessagesRequest(message_ids=new), state, task
             )
             for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
@@ -151,7 +145,7 @@ class RunCalls:
         if name not in OF_A_RUN or scope["path"] != RUNTIME + name or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        header = TASK_TOKEN_HEADER.lower().encode()
+        header = flower.TASK_TOKEN_HEADER.lower().encode()
         tokens = [value for key, value in scope["headers"] if key == header]
         body = await read(receive)
         if body is None:

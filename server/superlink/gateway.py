@@ -21,18 +21,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda import flower
 from fedda.errors import RunError
-from fedda.ops import system
+from fedda.ops import spawn, system
 from fedda.ops.address import Address
 from fedda.ops.flwr_home import OFFLINE
-from fedda.ops.spawn import (
-    EXCHANGE_AT,
-    LOOPBACK,
-    REGISTERED,
-    RESERVED,
-    SERVER_PID,
-    adopt_orphans,
-    scripts_first,
-)
 from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
 from ..watching.live import Live
@@ -77,7 +68,7 @@ class GatewaySettings:
     (`spawn.Reserved`).
     """
 
-    host: str = LOOPBACK
+    host: str = spawn.LOOPBACK
     port: int = 8443
     admin_port: int = 8000
     exchange_port: int = 0
@@ -109,19 +100,19 @@ def run(
         RunError: a port is taken, or flwr's own programs are missing.
     """
     one_pool()
-    adopt_orphans()
-    os.environ.update({**OFFLINE, SERVER_PID: str(os.getpid())})
+    spawn.adopt_orphans()
+    os.environ.update({**OFFLINE, spawn.SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
-    os.environ[EXCHANGE_AT] = str(Address(settings.host, settings.exchange_port))
+    os.environ[spawn.EXCHANGE_AT] = str(Address(settings.host, settings.exchange_port))
     if settings.reserved:
-        os.environ[RESERVED] = "1"
+        os.environ[spawn.RESERVED] = "1"
     if settings.registered is not None:
-        os.environ[REGISTERED] = str(settings.registered)
+        os.environ[spawn.REGISTERED] = str(settings.registered)
     most = system.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener, settings.reserved)
     # No single caller takes all that the system allows.
     public.limits = ListenerLimits(min(settings.limits.per_address, max(1, most // 4)), most)
-    admin = _listen(LOOPBACK, settings.admin_port, reserved=settings.reserved)
+    admin = _listen(spawn.LOOPBACK, settings.admin_port, reserved=settings.reserved)
     sockets = [admin, public]
     with contextlib.ExitStack() as stack:
         for listener in sockets:
@@ -142,9 +133,9 @@ def superlink(settings: GatewaySettings) -> Any:
     if tls is not None:
         contents = (tls.ca.read_bytes(), tls.certificate.read_bytes(), tls.key.read_bytes())
     config = flower.SuperLinkLifespanConfig(
-        control_address=f"{LOOPBACK}:{settings.admin_port}",
+        control_address=f"{spawn.LOOPBACK}:{settings.admin_port}",
         health_server_address=None,
-        host=LOOPBACK,
+        host=spawn.LOOPBACK,
         port=settings.admin_port,
         insecure=tls is None,
         certificates=contents,
@@ -322,7 +313,7 @@ def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool 
 
 def _find_programs() -> None:
     """Put this Python's scripts on PATH, as flwr starts its helpers by their bare names."""
-    os.environ["PATH"] = scripts_first(os.environ.get("PATH"))
+    os.environ["PATH"] = spawn.scripts_first(os.environ.get("PATH"))
     for program in ("flower-superexec", SERVERAPP):
         if shutil.which(program) is None:
             raise RunError(

@@ -12,22 +12,20 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
-from fedda.flower import (
-    FLEET_HTTP_PUBLIC_KEY_HEADER,
-    FLEET_HTTP_SIGNATURE_HEADER,
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-    bytes_to_public_key,
-    now,
-    verify_signature,
-)
+from fedda import flower
 from fedda.ops.refusal import Refusal
 
-OLDEST, NEWEST = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds
+OLDEST, NEWEST = (
+    flower.TIMESTAMP_TOLERANCE + flower.SYSTEM_TIME_TOLERANCE,
+    flower.SYSTEM_TIME_TOLERANCE,
+)  # seconds
 HEADERS = tuple(
     name.encode()
-    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+    for name in (
+        flower.FLEET_HTTP_PUBLIC_KEY_HEADER,
+        flower.FLEET_HTTP_SIGNATURE_HEADER,
+        flower.TIMESTAMP_HEADER,
+    )
 )
 KNOWN_S = 1.0  # for how long a site counts as registered without asking again
 KEPT = 2**16  # signatures of one site that are remembered at most
@@ -101,11 +99,11 @@ class Guard:
             key = b64decode(public, validate=True)
             signed = b64decode(signature, validate=True)
             at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
-            age = (now() - at).total_seconds()
+            age = (flower.now() - at).total_seconds()
             node_id = self._registered(key)
             if node_id is None:
                 return Unwelcome(Refusal("revoked" if self._revoked(key) else "unknown"))
-            if not verify_signature(bytes_to_public_key(key), stamp, signed):
+            if not flower.verify_signature(flower.bytes_to_public_key(key), stamp, signed):
                 return WRONG
             if not -NEWEST < age < OLDEST:
                 return Unwelcome(Refusal("clock", f"{age:.0f}"), node_id)

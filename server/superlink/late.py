@@ -8,13 +8,7 @@ its own deadlines say how long an answer is waited for.
 
 from typing import Any
 
-from fedda.flower import (
-    check_node_availability_for_in_message,
-    in_memory_corestate,
-    in_memory_linkstate,
-    sql_corestate,
-    sql_linkstate,
-)
+from fedda import flower
 
 GONE_S = 3600.0  # so long after a site's last sign a run hears that its answer will not come
 PIECES_S = 24 * 3600  # so long an answer waits for its next piece
@@ -22,13 +16,13 @@ PIECES_S = 24 * 3600  # so long an answer waits for its next piece
 
 def awaited() -> None:
     """Let flwr's LinkState wait for late answers, from now on and in the whole process."""
-    for module in (in_memory_linkstate, sql_linkstate):
+    for module in (flower.in_memory_linkstate, flower.sql_linkstate):
         vars(module)["check_node_availability_for_in_message"] = _gone
-    for module in (in_memory_corestate, sql_corestate):
+    for module in (flower.in_memory_corestate, flower.sql_corestate):
         vars(module)["OBJECT_PUSH_SESSION_TTL_SECONDS"] = PIECES_S
 
 
 def _gone(*, node_id_to_online_until: dict[int, Any], **asked: Any) -> dict[str, Any]:
     """Flwr's own check, for sites that are away for long; one without a key is away at once."""
     until = {n: t + GONE_S for n, t in node_id_to_online_until.items() if t is not None}
-    return check_node_availability_for_in_message(node_id_to_online_until=until, **asked)
+    return flower.check_node_availability_for_in_message(node_id_to_online_until=until, **asked)

@@ -25,28 +25,7 @@ import httpx
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedda.flower import (
-    SUPERLINK_NODE_ID,
-    ErrorCode,
-    HttpGrid,
-    InflatableObject,
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    get_all_nested_objects,
-    get_object_body,
-    get_object_children_ids_from_object_content,
-    get_object_tree,
-    inflate_object_from_contents,
-    make_message,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-    message_from_proto,
-    message_pb2,
-    message_to_proto,
-    remove_content_from_message,
-    runtime_pb2,
-)
+from fedda import flower
 
 from .allocator import one_pool
 
@@ -94,14 +73,14 @@ class Arrival:
         half: the array that is being joined.
     """
 
-    head: message_pb2.Message
-    tree: message_pb2.ObjectTree
+    head: flower.message_pb2.Message
+    tree: flower.message_pb2.ObjectTree
     ends: float
     look: tuple[float, float] = (0.0, BACK[0])
     came: set[str] = field(default_factory=set)
     since: float = field(default_factory=time.monotonic)
     contents: dict[str, bytes] = field(default_factory=dict)
-    arrays: dict[str, InflatableObject] = field(default_factory=dict)
+    arrays: dict[str, flower.InflatableObject] = field(default_factory=dict)
     half: "HalfSent | None" = None
 
     def forget(self) -> None:
@@ -114,10 +93,10 @@ class Arrival:
         self.look = (time.monotonic() + pause, min(2 * pause, BACK[1]))
 
 
-class LeanGrid(HttpGrid):
+class LeanGrid(flower.HttpGrid):
     """Takes over another grid, with its connection."""
 
-    def __init__(self, grid: HttpGrid) -> None:
+    def __init__(self, grid: flower.HttpGrid) -> None:
         assert grid._runtime_client is not None  # asking for it connects
         for name, value in vars(grid).items():
             setattr(self, name, value)
@@ -143,7 +122,7 @@ class LeanGrid(HttpGrid):
         # Once it has handed out a reply's head, the SuperLink forgets the request. Asked again, it
         # would answer that there is none, and a reply that is still arriving would be lost.
         asked_for = [request_id for request_id in wanted if request_id not in self._arriving]
-        request = runtime_pb2.PullAppMessagesRequest(message_ids=asked_for)
+        request = flower.runtime_pb2.PullAppMessagesRequest(message_ids=asked_for)
         answer = self._runtime_client.PullMessages(request)
         for head, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
             request_id = head.metadata.reply_to_message_id
@@ -151,7 +130,7 @@ class LeanGrid(HttpGrid):
             # The SuperLink itself says that no reply will come. Replies of sites bear their node.
             by = head.metadata.src_node_id
             if request_id not in wanted or (
-                by != SUPERLINK_NODE_ID and (asked is None or by != asked.node)
+                by != flower.SUPERLINK_NODE_ID and (asked is None or by != asked.node)
             ):
                 log.warning("node %d sent a message that nobody asked for; it stays unread", by)
                 continue
@@ -171,11 +150,13 @@ class LeanGrid(HttpGrid):
                 continue
             except httpx.HTTPError:
                 raise  # the server failed, not a site
-            except ObjectPullError as error:
-                message = _failed(arrival.head, ErrorCode.MESSAGE_UNAVAILABLE, str(error))
+            except flower.ObjectPullError as error:
+                message = _failed(arrival.head, flower.ErrorCode.MESSAGE_UNAVAILABLE, str(error))
             except Exception:  # nothing that a site sends may end the run
                 log.exception("a reply cannot be read")
-                message = _failed(arrival.head, ErrorCode.UNKNOWN, "the reply cannot be read")
+                message = _failed(
+                    arrival.head, flower.ErrorCode.UNKNOWN, "the reply cannot be read"
+                )
             self._close(request_id)
             del arrival
             yield message
@@ -225,11 +206,11 @@ class LeanGrid(HttpGrid):
         for name in arrays:
             del contents[name]
         self._runtime_client.ConfirmMessageReceived(
-            message_pb2.ConfirmMessageReceivedRequest(
+            flower.message_pb2.ConfirmMessageReceivedRequest(
                 node=self.node, run_id=self._run_id, message_object_id=tree.object_id
             )
         )
-        message = inflate_object_from_contents(tree.object_id, contents, objects=arrays)
+        message = flower.inflate_object_from_contents(tree.object_id, contents, objects=arrays)
         if not isinstance(message, Message):
             raise ValueError(f"a reply is a {type(message).__name__}")
         if message.has_content() and not isinstance(message.content, RecordDict):
@@ -243,7 +224,9 @@ class LeanGrid(HttpGrid):
         It raises `Aside` once the look has waited for long enough, and ObjectPullError when the
         request has expired, or its site has begun anew and brings no more pieces.
         """
-        one = make_pull_object_fn_protobuf(self._runtime_client.PullObject, self.node, self._run_id)
+        one = flower.make_pull_object_fn_protobuf(
+            self._runtime_client.PullObject, self.node, self._run_id
+        )
         lock, began, waits = threading.Lock(), time.monotonic(), [float("inf")]
 
         def pull(name: str) -> bytes:
@@ -251,10 +234,10 @@ class LeanGrid(HttpGrid):
             while True:
                 try:
                     piece = one(name)
-                except ObjectUnavailableError:
+                except flower.ObjectUnavailableError:
                     now = time.monotonic()
                     if now > arrival.ends:
-                        raise ObjectPullError(name, "its pieces stopped coming") from None
+                        raise flower.ObjectPullError(name, "its pieces stopped coming") from None
                     with lock:
                         waits[0] = min(waits[0], now)
                     if now - max(began, arrival.since) > IDLE or now - waits[0] > STAY:
@@ -272,14 +255,18 @@ class LeanGrid(HttpGrid):
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
         sent = list(messages)
         self.sent = max([self.sent, *map(_size, sent)])
-        objects = {k: v for message in sent for k, v in get_all_nested_objects(message).items()}
+        objects = {
+            k: v for message in sent for k, v in flower.get_all_nested_objects(message).items()
+        }
         answer = self._runtime_client.PushMessages(
-            runtime_pb2.PushAppMessagesRequest(
-                messages_list=[message_to_proto(remove_content_from_message(m)) for m in sent],
-                message_object_trees=[get_object_tree(m) for m in sent],
+            flower.runtime_pb2.PushAppMessagesRequest(
+                messages_list=[
+                    flower.message_to_proto(flower.remove_content_from_message(m)) for m in sent
+                ],
+                message_object_trees=[flower.get_object_tree(m) for m in sent],
             )
         )
-        push = make_push_object_fn_protobuf(
+        push = flower.make_push_object_fn_protobuf(
             self._runtime_client.PushObject, self.node, run_id, answer.session_id
         )
         wanted = set(answer.objects_to_push)
@@ -288,7 +275,7 @@ class LeanGrid(HttpGrid):
             content = objects[name].deflate()  # only now, to hold few at a time
             try:
                 push(name, content)
-            except ObjectPushError:
+            except flower.ObjectPushError:
                 # A site has pieces of earlier messages, so it may confirm a message before all of
                 # them were pushed; the SuperLink then drops the rest. If it drops a message that
                 # was not confirmed, the site counts as silent.
@@ -312,8 +299,10 @@ class LeanGrid(HttpGrid):
         return self._run.run_id
 
 
-def _failed(head: message_pb2.Message, code: int, reason: str) -> Message:
-    return make_message(metadata=message_from_proto(head).metadata, error=Error(code, reason))
+def _failed(head: flower.message_pb2.Message, code: int, reason: str) -> Message:
+    return flower.make_message(
+        metadata=flower.message_from_proto(head).metadata, error=Error(code, reason)
+    )
 
 
 def _size(message: Message) -> int:
@@ -321,7 +310,7 @@ def _size(message: Message) -> int:
     return sum(len(array.data) for record in records for array in record.values())
 
 
-def _data(array: InflatableObject) -> bytes:
+def _data(array: flower.InflatableObject) -> bytes:
     assert isinstance(array, Array)
     return array.data
 
@@ -330,8 +319,8 @@ class HalfSent:
     """An array that is joined from its pieces as they arrive, possibly in several goes."""
 
     def __init__(self, content: bytes) -> None:
-        self._header = json.loads(get_object_body(content, Array))
-        self._children = get_object_children_ids_from_object_content(content)
+        self._header = json.loads(flower.get_object_body(content, Array))
+        self._children = flower.get_object_children_ids_from_object_content(content)
         self._places = self._header["arraychunk_ids"]
         self._next = 0
         self._joined = io.BytesIO()  # gives its memory away as bytes; joining pieces would copy
@@ -367,7 +356,7 @@ def _sweep(piece: bytes) -> None:
 
 def lean(grid: Grid) -> Grid:
     """A `LeanGrid` of the grid that a SuperLink's ServerApp gets; any other grid as it is."""
-    if not isinstance(grid, HttpGrid):
+    if not isinstance(grid, flower.HttpGrid):
         return grid
     gc.freeze()  # so that no sweep looks through the modules imported so far
     atexit.register(gc.unfreeze)
