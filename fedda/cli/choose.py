@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.cli.its_files import reads_files
+from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.halves import REFERENCE
 from fedda.library.beginning import Launch
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from fedda.data import Reading
 
 # Of simulated sites.
-LOCAL = (
-    "jobs",
-    "threads",
-    "labels",
-    "split",
-    "gray_bits",
-    "skip_broken",
-    "follow_links",
-    "columns",
-)
+LOCAL = ("jobs", "threads", "labels", *OPTIONS)
 STEM = "choice"  # of the files that are written
 
 

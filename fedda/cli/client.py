@@ -8,20 +8,13 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.helped import HelpedCommand
-from fedda.cli.its_files import (
-    ColumnsOption,
-    FollowOption,
-    GrayOption,
-    SkipOption,
-    SplitOption,
-    reading_of,
-)
+from fedda.cli.its_files import names_files, reading_of
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.halves import load
@@ -39,6 +32,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command(cls=HelpedCommand)
+@names_files
 def client(
     role: Annotated[Literal["source", "target"], typer.Option()],
     data: Annotated[Path, typer.Option(metavar="DIR")],
@@ -67,11 +61,8 @@ def client(
     policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     exchange_host: Annotated[list[str] | None, typer.Option(metavar="HOST")] = None,
     cache: Literal["auto", "memory", "disk"] = "auto",
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    files: dict[str, Any],
     no_notes: Annotated[bool, typer.Option("--no-notes")] = False,
     stock: Annotated[bool, typer.Option("--stock")] = False,
     page: Annotated[
@@ -192,11 +183,7 @@ def client(
             "notes": not no_notes,
             "exchange-hosts": ",".join(host(h, "--exchange-host") for h in exchange_host or ()),
             "cache": cache,
-            "split": split,
-            "gray-bits": gray_bits,
-            "skip-broken": skip_broken,
-            "follow-links": follow_links,
-            "columns": columns,
+            **{name.replace("_", "-"): given for name, given in files.items()},
             "audited": True,
         }
         if threads is not None:
@@ -224,7 +211,7 @@ def client(
         # All values are read once: a site whose data cannot be used must not hold up a run. Files
         # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
-            reading = reading_of(split, gray_bits, skip_broken, follow_links, columns)
+            reading = reading_of(**files)
             checked = verify(data, role, progress, known=state / "verified", reading=reading)
             summary = _summary(checked)
         echo(summary)

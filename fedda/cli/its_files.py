@@ -80,23 +80,36 @@ OPTIONS: dict[str, tuple[Any, str | bool]] = {
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command these options in place of its parameter `reading`, which gets all of them."""
 
+    def reading(**given: Any) -> "Reading":
+        with clear_exit():
+            return reading_of(**given)
+
+    return _given(command, "reading", reading)
+
+
+def names_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that reads no files yet the options in place of its parameter `files`.
+
+    It gets them by name, as they were given.
+    """
+    return _given(command, "files", dict)
+
+
+def _given(command: Callable[..., None], whole_of: str, make: Callable[..., Any]) -> Any:
     @functools.wraps(command)
     def whole(**given: Any) -> None:
-        with clear_exit():
-            reading = reading_of(**{name: given.pop(name) for name in OPTIONS})
-        command(**given, reading=reading)
+        made = make(**{name: given.pop(name) for name in OPTIONS})
+        command(**given, **{whole_of: made})
 
-    parameters = []
+    kind, parameters = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
     for parameter in inspect.signature(command).parameters.values():
-        if parameter.name != "reading":
-            parameters.append(parameter)
-            continue
-        for name, (option, default) in OPTIONS.items():
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(name, kind, default=default, annotation=option))
-    named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    whole.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    whole.__annotations__ = {each.name: each.annotation for each in named}
+        if parameter.name == whole_of:
+            for name, (option, default) in OPTIONS.items():
+                parameters.append(inspect.Parameter(name, kind, default=default, annotation=option))
+        else:
+            parameters.append(parameter.replace(kind=kind))
+    whole.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    whole.__annotations__ = {each.name: each.annotation for each in parameters}
     return whole
 
 

@@ -10,7 +10,7 @@ import typer
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.cli.its_files import reads_files
+from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.errors import ConfigError, DataError, RunError
 from fedda.library.beginning import Launch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedda.data import Reading
 
 PAGE = "look.html"
-LOCAL = ("target", "split", "gray_bits", "skip_broken", "follow_links", "columns")
+LOCAL = ("target", *OPTIONS)
 
 
 @reads_files

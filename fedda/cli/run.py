@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import ColumnsOption, FollowOption, GrayOption, SkipOption, SplitOption
+from fedda.cli.its_files import OPTIONS, names_files
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
@@ -15,17 +15,7 @@ from fedda.ops.engines import check_engine
 from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
-LOCAL = (
-    "engine",
-    "poison",
-    "threads",
-    "split",
-    "gray_bits",
-    "skip_broken",
-    "follow_links",
-    "columns",
-    "teacher",
-)
+LOCAL = ("engine", "poison", "threads", *OPTIONS, "teacher")
 REMOTE = ("server", "superlink", "ca")
 SeedsOption = Annotated[
     str,
@@ -44,6 +34,7 @@ INSTEAD = {
 }
 
 
+@names_files
 def run(
     context: typer.Context,
     method: Annotated[str, typer.Argument(metavar="[METHOD]")] = "",
@@ -63,11 +54,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
     threads: Annotated[int, typer.Option(min=1)] = 1,
-    split: SplitOption = "",
-    gray_bits: GrayOption = "auto",
-    skip_broken: SkipOption = False,
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    files: dict[str, Any],
     server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
     ca: Path | None = None,
@@ -154,12 +142,8 @@ def run(
                 str(server.absolute()),
                 superlink,
                 str(ca.absolute()) if ca else "",
-                split,
-                gray_bits,
-                skip_broken,
-                follow_links,
-                columns,
-                str(teacher.absolute()) if teacher else "",
+                teacher=str(teacher.absolute()) if teacher else "",
+                **files,
             )
         config = RunConfig.parse(flat)
         with nullcontext() if resume else beginning(config, launch):
