@@ -52,6 +52,20 @@ def test_a_program_says_its_version_and_flowers(program: typer.Typer) -> None:
     assert (done.exit_code, done.output) == (0, f"fedda {__version__}, {installed()}\n")
 
 
+@pytest.mark.parametrize("program", [app, client_command])
+def test_every_option_says_what_it_means(program: typer.Typer) -> None:
+    """Its own text, or that below its name in the command's docstring, which its help lacks."""
+
+    def commands(command: Any) -> list[Any]:
+        below = getattr(command, "commands", {}).values()
+        return [command, *(each for one in below for each in commands(one))]
+
+    found = commands(get_command(program))
+    told = {f"{each.name} {p.name}": p.help for each in found for p in each.params if not p.hidden}
+    assert len(told) > 30 and not [name for name, text in told.items() if not text]
+    assert not [each.name for each in found if "Options:" in (each.help or "")]
+
+
 # ---- errors ------------------------------------------------------------------------------------
 
 
@@ -156,7 +170,10 @@ class FakeControl:
     def stop_run(self, run_id: int) -> None:
         self.stopped.append(run_id)
 
-    def close(self) -> None:
+    def __enter__(self) -> "FakeControl":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         pass
 
 

@@ -464,7 +464,7 @@ def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None
 def test_a_refused_site_gets_the_reason(
     hub: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys.init(tmp_path, [LOOPBACK])
+    certificate.init(tmp_path, [LOOPBACK])
     stranger = keys.add(tmp_path, "stranger")
     ca, known = hub.home / "ca.crt", hub.home / "nodes" / "anna"
 
@@ -511,7 +511,7 @@ def test_a_refused_site_gets_the_reason(
     assert hub.processes["anna"].alive, "the site that has the key lost it"
 
     monkeypatch.setattr(certificate, "SERVER_DAYS", -1 / 48)  # half an hour ago
-    keys.init(tmp_path / "old", [LOOPBACK])
+    certificate.init(tmp_path / "old", [LOOPBACK])
     with expired_server(tmp_path / "old") as port:
         code, text = join(tmp_path / "old" / "ca.crt", stranger, port)
         assert (code, "has expired: its operator renews it" in text) == (3, True), text

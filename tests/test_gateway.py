@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from fedda.errors import KeyFileError, RunError
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK
 from server.superlink import control, gateway
@@ -362,7 +362,7 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path:
         with hub.control() as client:
             wait_until(lambda: len(client.sites()) == 1, "the new key was not admitted")
         with pytest.raises(KeyFileError, match=r"ca\.crt"):
-            keys.init(tmp_path / "other")
+            certificate.init(tmp_path / "other")
             control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
 
         server = hub.processes["superlink"]

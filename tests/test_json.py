@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedda.cli import app
 from fedda.cli.as_json import print_json
-from fedda.ops import chain, keys
+from fedda.ops import certificate, chain, keys
 from tests.local_grid import Node
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -91,7 +91,7 @@ def test_a_policy_its_budgets_and_its_log(policy: Path, tmp_path: Path) -> None:
 
 
 def test_keys(tmp_path: Path) -> None:
-    keys.init(tmp_path / "hub", [])
+    certificate.init(tmp_path / "hub", [])
     keys.add(tmp_path / "hub", "clinic-a")
     found = printed("keys", "list", "--dir", tmp_path / "hub")
     assert set(found) == documented()["keys list"] and found["revoked"] == 0

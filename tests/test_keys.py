@@ -16,19 +16,19 @@ from typer.testing import CliRunner
 
 from fedda.cli.keys import app
 from fedda.errors import KeyFileError
-from fedda.ops import key_request, keys
+from fedda.ops import certificate, key_request, keys
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the keys and certificates of a server and the key of one site."""
     directory = tmp_path_factory.mktemp("keys") / "hub"
-    keys.init(directory, ["hub.example.org", "10.1.2.3"])
+    certificate.init(directory, ["hub.example.org", "10.1.2.3"])
     keys.add(directory, "clinic-a")
     return directory
 
 
-def certificate(path: Path) -> x509.Certificate:
+def certified(path: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate(path.read_bytes())
 
 
@@ -42,7 +42,7 @@ def self_signed(path: Path, starts: datetime, ends: datetime) -> None:
 
 
 def test_server_certificate_names_the_hosts_and_the_loopback(made: Path) -> None:
-    server = certificate(made / "server.pem")
+    server = certified(made / "server.pem")
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["hub.example.org", "localhost"]
     assert names.get_values_for_type(x509.IPAddress) == [
@@ -52,7 +52,7 @@ def test_server_certificate_names_the_hosts_and_the_loopback(made: Path) -> None
 
 
 def test_server_certificate_is_signed_by_the_authority_on_p384(made: Path) -> None:
-    ca, server = certificate(made / "ca.crt"), certificate(made / "server.pem")
+    ca, server = certified(made / "ca.crt"), certified(made / "server.pem")
     server.verify_directly_issued_by(ca)
     for each in (ca, server):
         key = each.public_key()
@@ -77,7 +77,7 @@ def test_only_the_owner_may_read_private_files(made: Path, name: str) -> None:
 def test_a_second_authority_is_refused_and_the_first_is_kept(made: Path) -> None:
     before = (made / "ca.key").read_bytes()
     with pytest.raises(KeyFileError, match="exists already"):
-        keys.init(made)
+        certificate.init(made)
     assert (made / "ca.key").read_bytes() == before
 
 
@@ -120,50 +120,50 @@ def test_a_site_may_keep_its_private_key_to_itself(made: Path, tmp_path: Path) -
 
 
 def test_a_valid_certificate_passes_with_its_key(made: Path) -> None:
-    keys.check_certificate(made / "ca.crt", made / "ca.key")
-    keys.check_certificate(made / "server.pem", made / "server.key")
+    certificate.check_certificate(made / "ca.crt", made / "ca.key")
+    certificate.check_certificate(made / "server.pem", made / "server.key")
 
 
 def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     self_signed(tmp_path / "old.pem", now - timedelta(days=30), now - timedelta(days=1))
     with pytest.raises(KeyFileError, match=rf"expired on {now - timedelta(days=1):%Y-%m-%d}"):
-        keys.check_certificate(tmp_path / "old.pem")
+        certificate.check_certificate(tmp_path / "old.pem")
 
 
 def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     self_signed(tmp_path / "new.pem", now + timedelta(days=2), now + timedelta(days=9))
     with pytest.raises(KeyFileError, match=r"valid from .*clock"):
-        keys.check_certificate(tmp_path / "new.pem")
+        certificate.check_certificate(tmp_path / "new.pem")
 
 
 def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not the private key of"):
-        keys.check_certificate(made / "server.pem", made / "ca.key")
+        certificate.check_certificate(made / "server.pem", made / "ca.key")
 
 
 def test_a_file_that_is_missing_or_no_certificate_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not a PEM certificate"):
-        keys.check_certificate(made / "nodes" / "clinic-a.pub")
+        certificate.check_certificate(made / "nodes" / "clinic-a.pub")
     with pytest.raises(KeyFileError, match="cannot be read"):
-        keys.check_certificate(made / "nothing.pem")
+        certificate.check_certificate(made / "nothing.pem")
 
 
 def test_renewing_keeps_the_authority(tmp_path: Path) -> None:
-    keys.init(tmp_path)
-    before = certificate(tmp_path / "server.pem")
-    keys.renew(tmp_path, ["new.example.org"])
-    after = certificate(tmp_path / "server.pem")
-    after.verify_directly_issued_by(certificate(tmp_path / "ca.crt"))
+    certificate.init(tmp_path)
+    before = certified(tmp_path / "server.pem")
+    certificate.renew(tmp_path, ["new.example.org"])
+    after = certified(tmp_path / "server.pem")
+    after.verify_directly_issued_by(certified(tmp_path / "ca.crt"))
     assert after.serial_number != before.serial_number
-    keys.check_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+    certificate.check_certificate(tmp_path / "server.pem", tmp_path / "server.key")
 
 
 @pytest.mark.parametrize("host", ["https://hub", "hub:8443", "a b"])
 def test_a_host_is_a_bare_name(tmp_path: Path, host: str) -> None:
     with pytest.raises(KeyFileError, match="neither a host name nor an IP address"):
-        keys.init(tmp_path, [host])
+        certificate.init(tmp_path, [host])
     assert list(tmp_path.iterdir()) == []
 
 

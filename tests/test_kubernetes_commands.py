@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedda.halves import load
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from tests.command_lines import command_lines, parse
 from tests.rendered import FOLDERS, ROOT, Object, containers, settings, words, workloads
 from tests.test_deploy import ENV, SITES, services
@@ -162,7 +162,7 @@ def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> 
         "PYTHON": sys.executable,
         "PATH": f"{tool.parent}:{os.environ['PATH']}",
     }
-    keys.init(tmp_path / "hub", ["server.fedda-demo.svc"])
+    certificate.init(tmp_path / "hub", ["server.fedda-demo.svc"])
 
     def run() -> dict[str, bytes]:
         script = ["sh", str(ROOT / "overlays" / "demo" / "keys.sh")]
@@ -187,5 +187,5 @@ def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> 
         assert keys.public_key(registered) == own
         assert keys.role(registered) == ("target" if name == "fonts" else "source")
         assert len((folder / "peers").read_text().splitlines()) == len(SITES)
-        keys.check_certificate(folder / "ca.crt")
+        certificate.check_certificate(folder / "ca.crt")
     assert run() == made

@@ -21,7 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from fedda import __version__
 from fedda.errors import Code, KeyFileError, code_of
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
-from fedda.ops import keys, refusal
+from fedda.ops import certificate, keys, refusal
 
 from .ending import Ending
 from .failures import RunOver, SessionLost, Unreachable
@@ -188,7 +188,7 @@ def serve(
     if insecure:
         key = None
     elif root_certificates is not None:
-        keys.check_certificate(root_certificates)
+        certificate.check_certificate(root_certificates)
         root = root_certificates.read_bytes()
     private = None if key is None else keys.load_node_key(key)
     remembers = state is not None and key is not None

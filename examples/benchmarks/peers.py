@@ -54,7 +54,7 @@ import processes
 from fedda.comparison.tables import markdown
 from fedda.errors import RunError
 from fedda.halves import load
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from fedda.ops.spawn import LOOPBACK, Process, quiet_port, scripts_first
 
 HERE = Path(__file__).parent
@@ -184,7 +184,7 @@ def fedda(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tri
 def flower(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Trial:
     """Run Flower's FedAvg over its own SuperNodes, without fedda."""
     home, port = folder / "served", quiet_port()
-    keys.init(home, [LOOPBACK])
+    certificate.init(home, [LOOPBACK])
     path = scripts_first(os.environ.get("PATH"))
     env = {**os.environ, "PATH": path, "FLWR_HOME": str(folder / "flwr")}
     tls = ["--ssl-certfile", home / "server.pem", "--ssl-keyfile", home / "server.key"]
@@ -204,8 +204,8 @@ def flower(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tr
             *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
         )
         listening(port, server)
-        control = load("server", "superlink.control").Control(f"{LOOPBACK}:{port}", home / "ca.crt")
-        stack.callback(control.close)
+        connect = load("server", "superlink.control").Control
+        control = stack.enter_context(connect(f"{LOOPBACK}:{port}", home / "ca.crt"))
         for number in range(clients):
             key = keys.add(home, f"site-{number}")
             control.register(keys.public_keys(home)[f"site-{number}"], f"site-{number}")
@@ -226,7 +226,7 @@ def flower(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tr
 
 def bare(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Trial:
     """Move the same bytes over sockets with TLS."""
-    keys.init(folder / "served", [LOOPBACK])
+    certificate.init(folder / "served", [LOOPBACK])
     port, stamps = quiet_port(), folder / "stamps.txt"
     words = [*map(str, (folder / "served", port, clients, mb, rounds, stamps))]
     program = [sys.executable, str(HERE / "peers_bare.py")]

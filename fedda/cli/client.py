@@ -18,7 +18,7 @@ from fedda.cli.its_files import names_files, reading_of
 from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.halves import load
-from fedda.ops import keys, system
+from fedda.ops import certificate, keys, system
 from fedda.ops.address import address, host
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
@@ -309,7 +309,7 @@ def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
     if insecure:
         return
     if ca is not None:
-        keys.check_certificate(ca)
+        certificate.check_certificate(ca)
     if key is None:
         raise KeyFileError(
             "no --key was given, but the server admits registered sites only: give this site's "

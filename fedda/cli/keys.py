@@ -9,7 +9,7 @@ import typer
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
-from fedda.ops import key_request, keys
+from fedda.ops import certificate, key_request, keys
 from fedda.ops.address import host as read_host
 from fedda.results.plainly import echo
 
@@ -58,16 +58,16 @@ HERE = Path("fedda-server")
 def init(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new authority and the server's certificate."""
     with clear_exit():
-        keys.init(directory, [read_host(each) for each in host or ()])
+        certificate.init(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'ca.crt'}: give it to every site")
-    echo(f"{directory / 'server.pem'}: the server's certificate, {keys.SERVER_DAYS} days")
+    echo(f"{directory / 'server.pem'}: the server's certificate, {certificate.SERVER_DAYS} days")
 
 
 @app.command()
 def renew(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new server certificate with the same authority; sites need no new files."""
     with clear_exit():
-        keys.renew(directory, [read_host(each) for each in host or ()])
+        certificate.renew(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
 
 

@@ -23,7 +23,7 @@ from fedda.cli.watching import (
 )
 from fedda.errors import ConfigError, FeddaError, RunError
 from fedda.library.beginning import Launch, started
-from fedda.ops import keys
+from fedda.ops import certificate
 from fedda.ops.address import address
 from fedda.ops.lock import GoingOnError, alone, holder
 from fedda.results.plainly import echo
@@ -124,7 +124,7 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
 
     address, ca = _server_of(launch)
     if ca is not None:
-        keys.check_certificate(ca)
+        certificate.check_certificate(ca)
     # Refused if another run writes to this folder: its journal would be shown, and mixed with ours.
     with alone(folder):
         pass

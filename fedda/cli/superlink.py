@@ -13,7 +13,7 @@ from fedda.cli.at_server import ABOUT
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, KeyFileError
 from fedda.halves import load
-from fedda.ops import keys
+from fedda.ops import certificate
 from fedda.ops.address import Address
 from fedda.ops.address import host as read_host
 from fedda.ops.aside import aside
@@ -123,14 +123,11 @@ def superlink(
                 public_keys = sorted((str(file), file.stat().st_mtime_ns) for file in files)
                 if public_keys == seen:
                     return
-                client = control.Control(admin, ca)
-                try:
+                with control.Control(admin, ca) as client:
                     for line in folder.sync(client):
                         say(line)
-                    # Read again next time: a file that was no key may be a half-copied one.
-                    seen[:] = [] if folder.unread else public_keys
-                finally:
-                    client.close()
+                # Read again next time: a file that was no key may be a half-copied one.
+                seen[:] = [] if folder.unread else public_keys
             except Exception as error:
                 # A half-copied key file must not end a server that sites depend on.
                 log.warning(
@@ -168,6 +165,6 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
             f"{directory} holds no certificate: make one with `fedda keys init --dir {directory} "
             "--host NAME`, or give --insecure for development on one machine"
         )
-    keys.check_certificate(ca)
-    keys.check_certificate(pem, key)
+    certificate.check_certificate(ca)
+    certificate.check_certificate(pem, key)
     return ca, pem, key

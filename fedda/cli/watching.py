@@ -154,14 +154,9 @@ def all_going_on(directory: Path) -> list[Path]:
     return found
 
 
-@contextmanager
-def connection(address: str, ca: Path | str | None) -> Iterator[Any]:
+def connection(address: str, ca: Path | str | None) -> Any:
     """Connect to a server's Control API (`server.superlink.control.Control`)."""
-    control = load("server", "superlink.control").Control(address, Path(ca) if ca else None)
-    try:
-        yield control
-    finally:
-        control.close()
+    return load("server", "superlink.control").Control(address, Path(ca) if ca else None)
 
 
 def watch(

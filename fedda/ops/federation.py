@@ -15,7 +15,7 @@ from typing import Any, Self, get_args
 from fedda import flower
 from fedda.errors import RunError
 from fedda.halves import IN_WHEEL, ROOT, Folder, load
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import LOOPBACK, Process, Reserved, scripts_first
 from fedda.ops.warm import OF_A_RUN, SOCKET, Warm, available, given
@@ -176,16 +176,10 @@ class Deployment:
                     )
                 time.sleep(0.5)
 
-    @contextlib.contextmanager
-    def control(self) -> Iterator[Any]:
+    def control(self) -> Any:
         """An operator's connection to the server (`server.superlink.control.Control`)."""
-        client = load("server", "superlink.control").Control(
-            f"{LOOPBACK}:{self.admin_port}", self.ca
-        )
-        try:
-            yield client
-        finally:
-            client.close()
+        address = f"{LOOPBACK}:{self.admin_port}"
+        return load("server", "superlink.control").Control(address, self.ca)
 
     def submit(self, app: Path, run_config: Mapping[str, Any] | None = None) -> int:
         """Start a run of a Flower app and return its id.
@@ -238,7 +232,7 @@ class Deployment:
         if self.insecure:
             return
         if not (self.home / "ca.crt").exists():
-            keys.init(self.home, [LOOPBACK])
+            certificate.init(self.home, [LOOPBACK])
         for name in self.sites:
             if name not in keys.names(self.home):
                 keys.add(self.home, name)

@@ -24,34 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda.errors import KeyFileError
 from fedda.files import replacing
-from fedda.ops.certificate import (
-    SERVER_DAYS,
-    check_certificate,
-    init,
-    read,
-    renew,
-    write_private,
-)
-
-__all__ = [
-    "SERVER_DAYS",
-    "add",
-    "admit",
-    "admit_key",
-    "check_certificate",
-    "check_name",
-    "init",
-    "load_node_key",
-    "names",
-    "peers",
-    "private_bytes",
-    "public_key",
-    "public_keys",
-    "renew",
-    "revoke",
-    "revoked_keys",
-    "role",
-]
+from fedda.ops.certificate import read, write_private
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 ROLE = re.compile(rb" role=(source|target)\s*$")

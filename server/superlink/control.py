@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -60,7 +60,7 @@ class RunState:
 
 
 class Control:
-    """A client of one SuperLink's Control API."""
+    """A client of one SuperLink's Control API, until its `with` block ends."""
 
     def __init__(self, address: str, ca: Path | None) -> None:
         """Talk to host:port over TLS with the authority's certificate, or without one in HTTP."""
@@ -73,7 +73,10 @@ class Control:
             interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="CLI")],
         )
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def sites(self) -> list[ControlledSite]:
