@@ -9,39 +9,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from fedda import plugins
-from fedda.config import (
-    AUGMENTATIONS,
-    DEFAULT,
-    FEATURES_HIDE,
-    LEAST_HIDDEN,
-    NETWORKS,
-    OWN,
-    REFUSE,
-    TIMM,
-    Asked,
-    ExchangeConfig,
-    Flat,
-    GuardConfig,
-    InputConfig,
-    ModelConfig,
-    PrivacyConfig,
-    RefineConfig,
-    RunSection,
-    Scalar,
-    Section,
-    Secure,
-    TrackSection,
-    TrainConfig,
-    WaitConfig,
-    WireConfig,
-    flatten,
-    is_site_name,
-    scales_of,
-    steps_per_window,
-    unflatten,
-    validate,
-)
+from fedda import config, plugins
 from fedda.errors import ConfigError
 from fedda.methods import Stage, write_schedule
 from fedda.secure import hiding, noise
@@ -51,30 +19,30 @@ from .task import Task
 MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits behind the point
 
 
-class RunConfig(Section):
+class RunConfig(config.Section):
     """All settings of a run."""
 
-    method: str = DEFAULT
+    method: str = config.DEFAULT
     """the method; `fedda methods` lists them"""
     rounds: int = Field(default=20, ge=1)
     """communication rounds"""
     sources_per_round: int = Field(default=0, ge=0)
     """number of sources drawn at random for each round; 0: all"""
-    secure: Asked = "auto"
+    secure: config.Asked = "auto"
     """sum: the server learns the sum of the sources' models, and no single one (fedavg, fedprox,
     adabn, fedbn, autodial, centring); needs three sources and --peers; none: it sees all; auto: sum
     where the method allows it and all sites have --peers, else none"""
-    run: RunSection = RunSection()
-    input: InputConfig = InputConfig()
-    model: ModelConfig = ModelConfig()
-    train: TrainConfig = TrainConfig()
-    privacy: PrivacyConfig = PrivacyConfig()
-    refine: RefineConfig = RefineConfig()
-    wire: WireConfig = WireConfig()
-    wait: WaitConfig = WaitConfig()
-    guard: GuardConfig = GuardConfig()
-    exchange: ExchangeConfig = ExchangeConfig()
-    track: TrackSection = TrackSection()
+    run: config.RunSection = config.RunSection()
+    input: config.InputConfig = config.InputConfig()
+    model: config.ModelConfig = config.ModelConfig()
+    train: config.TrainConfig = config.TrainConfig()
+    privacy: config.PrivacyConfig = config.PrivacyConfig()
+    refine: config.RefineConfig = config.RefineConfig()
+    wire: config.WireConfig = config.WireConfig()
+    wait: config.WaitConfig = config.WaitConfig()
+    guard: config.GuardConfig = config.GuardConfig()
+    exchange: config.ExchangeConfig = config.ExchangeConfig()
+    track: config.TrackSection = config.TrackSection()
     options: dict[str, Any] = Field(default_factory=dict, exclude=True)
     hidden: frozenset[str] = Field(default=frozenset(), exclude=True)  # methods that take sums
 
@@ -85,7 +53,7 @@ class RunConfig(Section):
         Raises:
             ConfigError: a key is unknown, or a value has the wrong type or range.
         """
-        tree = unflatten(flat)
+        tree = config.unflatten(flat)
         if "options" in tree:  # a field of this class, not a setting
             raise ConfigError("There is no setting 'options'; see fedda settings.")
         section = tree.get("run")
@@ -94,11 +62,12 @@ class RunConfig(Section):
             if isinstance(name, str) and name and name != "none":
                 plugins.method(name)
         options = {
-            m: validate(plugins.method(m).config, tree.pop(m, {}), m) for m in plugins.methods()
+            m: config.validate(plugins.method(m).config, tree.pop(m, {}), m)
+            for m in plugins.methods()
         }
-        config = validate(cls, tree).model_copy(update={"options": options})
-        config.check()
-        return config
+        made = config.validate(cls, tree).model_copy(update={"options": options})
+        made.check()
+        return made
 
     def check(self) -> None:
         """Refuse settings that contradict each other.
@@ -121,14 +90,14 @@ class RunConfig(Section):
             )
         if self.run.patience:
             self._check_patience()
-        known = [*NETWORKS, *plugins.installed("models")]
-        if self.model.name not in known and not self.model.name.startswith(TIMM):
+        known = [*config.NETWORKS, *plugins.installed("models")]
+        if self.model.name not in known and not self.model.name.startswith(config.TIMM):
             raise ConfigError(
-                f"There is no network '{self.model.name}'; set model.name to {TIMM}NAME or one of "
-                f"{', '.join(known)}."
+                f"There is no network '{self.model.name}'; set model.name to {config.TIMM}NAME or "
+                f"one of {', '.join(known)}."
             )
         names = [name.strip() for name in self.train.augment.split(",")]
-        known = [*AUGMENTATIONS, *plugins.installed("augment")]
+        known = [*config.AUGMENTATIONS, *plugins.installed("augment")]
         odd = [name for name in names if name not in known or (name == "none" and len(names) > 1)]
         if odd:
             raise ConfigError(
@@ -153,7 +122,9 @@ class RunConfig(Section):
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":
             self._check_secure()
-        if len(set(self.sources)) < len(self.sources) or not all(map(is_site_name, self.sources)):
+        if len(set(self.sources)) < len(self.sources) or not all(
+            map(config.is_site_name, self.sources)
+        ):
             raise ConfigError(f"run.sources is '{self.run.sources}'; name each source once.")
         if 0 < len(self.sources) < self.wait.min_sources:
             raise ConfigError(
@@ -166,11 +137,11 @@ class RunConfig(Section):
                 f"{self.wait.min_sources}; lower the latter or raise the former."
             )
         few = self.exchange.min_examples
-        if few < FEATURES_HIDE and not self.exchange.expose_features:
+        if few < config.FEATURES_HIDE and not self.exchange.expose_features:
             raise ConfigError(
                 f"exchange.min-examples is {few}, but from a gradient over fewer than "
-                f"{FEATURES_HIDE} examples their features can be computed (fedda audit gradients "
-                "shows it); raise it, or accept that with exchange.expose-features=true."
+                f"{config.FEATURES_HIDE} examples their features can be computed (fedda audit "
+                "gradients shows it); raise it, or accept that with exchange.expose-features=true."
             )
         largest = self.exchange.clip * (1 + self.exchange.noise)
         if self.exchange.masked and largest > MASKED_CLIP:
@@ -223,7 +194,7 @@ class RunConfig(Section):
         rule for its mean, draws sources, or has fewer than three of them cannot have sums.
         """
         able = self.guard.mean == "weighted" and not self.sources_per_round
-        able = able and self.secure == "auto" and sources >= LEAST_HIDDEN
+        able = able and self.secure == "auto" and sources >= config.LEAST_HIDDEN
         hidden = {m for m in self.trainings if able and hiding.can_mask(plugins.method(m))}
         options = dict(self.options)
         for method in self.trainings:
@@ -232,7 +203,7 @@ class RunConfig(Section):
                 options[method] = own.model_copy(update={"relay": "sealed"})
         return self.model_copy(update={"hidden": frozenset(hidden), "options": options})
 
-    def secure_of(self, method: str) -> Secure:
+    def secure_of(self, method: str) -> config.Secure:
         """Whether the server learns sums alone in the trainings of a method."""
         return "sum" if self.secure == "sum" or method in self.hidden else "none"
 
@@ -249,9 +220,11 @@ class RunConfig(Section):
         return self.secure == "sum" or sealed or masked
 
     @property
-    def summing(self) -> ExchangeConfig:
+    def summing(self) -> config.ExchangeConfig:
         """How gradients are summed, with the number of steps that `exchange.p=0` stands for."""
-        p = self.exchange.p or steps_per_window(self.exchange.min_examples, self.train.batch_size)
+        p = self.exchange.p or config.steps_per_window(
+            self.exchange.min_examples, self.train.batch_size
+        )
         return self.exchange.model_copy(update={"p": p})
 
     @property
@@ -326,13 +299,13 @@ class RunConfig(Section):
                 f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
                 f"{shape[0]} numbers, not images; set it to none."
             )
-        if len(shape) == 3 and self.input.missing != REFUSE:
+        if len(shape) == 3 and self.input.missing != config.REFUSE:
             raise ConfigError(
                 f"input.missing is {self.input.missing}, which is for vectors, but the sites' "
-                f"examples are images; leave it {REFUSE}."
+                f"examples are images; leave it {config.REFUSE}."
             )
-        scales = scales_of(self.input.window)
-        if len(shape) == 3 and (scales or self.input.window == OWN):
+        scales = config.scales_of(self.input.window)
+        if len(shape) == 3 and (scales or self.input.window == config.OWN):
             raise ConfigError(
                 f"input.window is {self.input.window[:80]}, which is for vectors, but the sites' "
                 "examples are images; leave it empty, or give the values that become black and "
@@ -369,7 +342,7 @@ class RunConfig(Section):
             options=self.options[method],
         )
 
-    def flat(self) -> Flat:
+    def flat(self) -> config.Flat:
         """Every setting under its dotted key, the methods' own sections included.
 
         Of the methods that other packages add it holds only those that are trained, as a machine
@@ -377,14 +350,14 @@ class RunConfig(Section):
         """
         methods = {*plugins.own_methods(), *self.trainings}
         options = {m: o.model_dump(by_alias=True) for m, o in self.options.items() if m in methods}
-        return flatten(self.model_dump(by_alias=True)) | flatten(options)
+        return config.flatten(self.model_dump(by_alias=True)) | config.flatten(options)
 
 
-def defaults() -> Flat:
+def defaults() -> config.Flat:
     """Every key with its default, as repeated in the table `[tool.flwr.app.config]`."""
-    config = RunConfig.parse({})
-    every = {m: o.model_dump(by_alias=True) for m, o in config.options.items()}
-    return config.flat() | flatten(every)
+    made = RunConfig.parse({})
+    every = {m: o.model_dump(by_alias=True) for m, o in made.options.items()}
+    return made.flat() | config.flatten(every)
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
@@ -392,13 +365,13 @@ _FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.beside", "wait.
 _FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 
-def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> Flat:
+def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> config.Flat:
     """The settings that can change the results of these methods."""
     others = tuple(f"{method}." for method in plugins.methods() if method not in trained)
     return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
 
 
-def overrides(method: str, pairs: list[str]) -> Flat:
+def overrides(method: str, pairs: list[str]) -> config.Flat:
     """Read `key=value` texts -> dotted keys; keys of the method need no `METHOD.` before them.
 
     Raises:
@@ -436,7 +409,7 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-def named(method: str, values: Mapping[str, Any]) -> Flat:
+def named(method: str, values: Mapping[str, Any]) -> config.Flat:
     """Settings by their names in a program -> dotted keys.
 
     Args:
@@ -459,7 +432,7 @@ def named(method: str, values: Mapping[str, Any]) -> Flat:
             raise ConfigError(f"'{full}' is given twice, also as '{name}'; give it once.")
         if isinstance(value, list | tuple):
             value = ",".join(map(str, value))
-        if not isinstance(value, Scalar):  # such as numpy's numbers
+        if not isinstance(value, config.Scalar):  # such as numpy's numbers
             value = value.item() if hasattr(value, "item") else str(value)
         given[full] = value
     return given
@@ -470,7 +443,7 @@ def as_keyword(key: str) -> str:
     return key.replace(".", "_").replace("-", "_")
 
 
-def _unknown(key: str, method: str, known: Mapping[str, Scalar]) -> ConfigError:
+def _unknown(key: str, method: str, known: Mapping[str, config.Scalar]) -> ConfigError:
     near = _near(key, [k.removeprefix(f"{method}.") for k in known])
     hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
     return ConfigError(f"There is no setting '{key}'{hint}")
@@ -485,7 +458,7 @@ def _near(key: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*ends, *alike]))[:3]
 
 
-def _read(key: str, text: str, like: Scalar) -> Scalar:
+def _read(key: str, text: str, like: config.Scalar) -> config.Scalar:
     """Convert a text to the type of the key's default."""
     if isinstance(like, bool):
         if text.lower() not in ("true", "false"):

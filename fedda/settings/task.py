@@ -8,38 +8,17 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator
 
-from fedda import plugins
-from fedda.config import (
-    DEFAULT,
-    REFUSE,
-    Beside,
-    Inputs,
-    Missing,
-    ModelConfig,
-    PrivacyConfig,
-    Refine,
-    Resize,
-    Section,
-    Secure,
-    Shares,
-    TrainConfig,
-    WireConfig,
-    is_site_name,
-    suspect,
-    unflatten,
-    validate,
-    window_of,
-)
+from fedda import config, plugins
 from fedda.errors import ConfigError
 from fedda.methods import Method, Stage, read_schedule
 from fedda.secure import hiding, noise
 
 
-class Task(Section):
+class Task(config.Section):
     """One training, as its sites receive it."""
 
     run: str = Field(default="run", pattern=r"^[\w.-]+$")
-    method: str = DEFAULT
+    method: str = config.DEFAULT
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
     schedule: str = Field(default="", description="the phases and their rounds, in order")
@@ -47,36 +26,38 @@ class Task(Section):
     shape: str = Field(
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
-    resize: Resize = Field(default="stretch", description="how images come to that shape")
+    resize: config.Resize = Field(default="stretch", description="how images come to that shape")
     window: str = Field(default="", description="gray values that become black and white")
-    missing: Missing = Field(default=REFUSE, description="what becomes of gaps in vectors")
+    missing: config.Missing = Field(
+        default=config.REFUSE, description="what becomes of gaps in vectors"
+    )
     column_names: str = Field(default="", description="one line per column of tables of numbers")
     class_names: str = Field(default="", description="one line per class, in the labels' order")
     sites: int = Field(default=0, ge=0, le=10_000, description="number of sites, of all roles")
-    secure: Secure = "none"
+    secure: config.Secure = "none"
     frozen: str = Field(
         default="", pattern=r"^[0-9a-f]*$", description="hash of the weights that do not travel"
     )
-    model: ModelConfig = ModelConfig()
-    train: TrainConfig = TrainConfig()
-    privacy: PrivacyConfig = PrivacyConfig()
-    refine: Refine = Field(default="none", description="the target's last step")
-    shares: Shares = "auto"
-    beside: Beside = Field(default="", description="trainings whose models are compared")
-    wire: WireConfig = WireConfig()
+    model: config.ModelConfig = config.ModelConfig()
+    train: config.TrainConfig = config.TrainConfig()
+    privacy: config.PrivacyConfig = config.PrivacyConfig()
+    refine: config.Refine = Field(default="none", description="the target's last step")
+    shares: config.Shares = "auto"
+    beside: config.Beside = Field(default="", description="trainings whose models are compared")
+    wire: config.WireConfig = config.WireConfig()
     options: Any = None
 
     @field_validator("target")
     @classmethod
     def _is_site_name(cls, name: str) -> str:
-        if name and not is_site_name(name):  # sites use it in names of files
+        if name and not config.is_site_name(name):  # sites use it in names of files
             raise ValueError("it is not the name of a site")
         return name
 
     @field_validator("window")
     @classmethod
     def _is_window(cls, text: str) -> str:
-        window_of(text)
+        config.window_of(text)
         return text
 
     @property
@@ -151,7 +132,7 @@ class Task(Section):
     @property
     def suspect(self) -> str:
         """What of a site's data makes the training diverge or learn nothing; empty if nothing."""
-        return suspect(self.dims, self.window) if self.shape else ""
+        return config.suspect(self.dims, self.window) if self.shape else ""
 
     @property
     def about_model(self) -> dict[str, Any]:
@@ -159,10 +140,10 @@ class Task(Section):
         return {"config": self.model, **self.inputs._asdict()}
 
     @property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> config.Inputs:
         """The shape of one input, and how images and vectors come to it."""
         columns = tuple(self.column_names.split("\n")) if self.column_names else ()
-        return Inputs(self.dims, self.resize, self.window, self.missing, columns)
+        return config.Inputs(self.dims, self.resize, self.window, self.missing, columns)
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:
@@ -172,10 +153,10 @@ class Task(Section):
             ConfigError: a key is unknown, a value is out of range, or the schedule does not end
                 with the training's last round.
         """
-        tree = unflatten(flat)
+        tree = config.unflatten(flat)
         options = plugins.method(str(tree.get("method", ""))).config
-        tree["options"] = validate(options, tree.get("options", {}))
-        task = validate(cls, tree)
+        tree["options"] = config.validate(options, tree.get("options", {}))
+        task = config.validate(cls, tree)
         about = plugins.method(task.method)
         noise.check(about, task.privacy, task.model, task.train, task.window, task.missing)
         task.about.check_encoder(task.options, task.model)
