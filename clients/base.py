@@ -36,7 +36,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import appraisal, doors, last_step, leaving, notes, tested
+from .site import appraisal, doors, last_step, leaving, notes, state, tested
 from .site.memory import Network, Site, Staying
 from .site.request import Numbers, Request, flat
 
@@ -181,12 +181,28 @@ class Client(NumPyClient):
         """
         last, first = self.request.round - 1, self.request.stage.first
         if last >= first:
-            state = self.workspace.left(self.task, name, last if strict else first, last)
-            if state is not None:
-                thing.take_up(state, self.device)
+            found = self.workspace.left(self.task, name, last if strict else first, last)
+            if found is not None:
+                thing.take_up(found, self.device)
             elif strict:
                 raise lost(last)
         self._staying[name] = thing
+
+    def kept(self, name: str, first: int, last: int) -> state.Kept:
+        """The state of what `stays` under a name, after the latest of the rounds first to last.
+
+        Raises:
+            LostError: this site no longer has it.
+        """
+        if (found := self.workspace.left(self.task, name, first, last)) is None:
+            raise lost(last)
+        return found
+
+    def save_adapted(self) -> None:
+        """Write `adapted` for `fedda predict`, if this site keeps anything on its disk."""
+        path, task = state.model_path(self.site, self.task), self.task
+        if path is not None:
+            models.save(path, self.adapted(), classes=task.names, **task.about_model)
 
     def batches(self) -> Iterator[Tensor]:
         """This round's mini-batches of indices, of as many images as the site asks for."""

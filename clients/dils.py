@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, optim
 from torch.nn import functional as F
 
-from fedda import models
 from fedda.adversarial.discriminators import (
     HALVES,
     Half,
@@ -125,9 +124,7 @@ class Pair(Summing):
         Raises:
             LostError: this site no longer has it.
         """
-        saved = self.workspace.left(self.task, "model", server_round, server_round)
-        if saved is None:
-            raise lost(server_round)
+        saved = self.kept("model", server_round, server_round)
         self.model.load_state_dict(saved.get("module"))
 
     def adam(self) -> optim.Optimizer:
@@ -173,7 +170,7 @@ class Target(Pair):
         """Run algorithm 1, and save the model."""
         numbers = super().adapt()
         self.settle()  # before the model is saved
-        self.save()
+        self.save_adapted()
         return numbers
 
     def take(self) -> Numbers:
@@ -187,15 +184,8 @@ class Target(Pair):
         self.model.head.load_state_dict(head)
         kept.tensors |= {f"model/module/head.{n}": w.cpu() for n, w in head.items()}
         self.workspace.remember(task, server_round, state.METHOD, kept)
-        self.save()
+        self.save_adapted()
         return {"steps": 0}
-
-    def save(self) -> None:
-        """Save the adapted model at this site, if it keeps anything on its disk."""
-        task = self.task
-        path = state.model_path(self.site, task)
-        if path is not None:
-            models.save(path, self.model, classes=task.names, **task.about_model)
 
     def outgoing(self) -> dict[str, Packed]:
         """Return nothing, unless the target shares its model."""

@@ -21,7 +21,7 @@ from fedda.train import learning_rate, make_optimizer
 from fedda.wire import Kind, Packed
 
 from . import fedavg
-from .base import Client, lost
+from .base import Client
 from .site import state
 from .site.memory import Network
 from .site.request import Numbers, Request
@@ -101,10 +101,7 @@ class Target(Client):
         """
         if self.options.answer == "mean":
             return self.model
-        last = self.request.round
-        kept = self.workspace.left(self.task, ANSWER, self.request.stage.first, last)
-        if kept is None:
-            raise lost(last)
+        kept = self.kept(ANSWER, self.request.stage.first, self.request.round)
         whole = self.both()
         whole.load_state_dict(kept.get("module"))
         return whole
@@ -112,9 +109,8 @@ class Target(Client):
     def test(self, request: Request) -> Numbers:
         """Test, and write a model with two heads to this site's own disk."""
         numbers = super().test(request)
-        path, task = state.model_path(self.site, self.task), self.task
-        if self.options.answer != "mean" and path is not None:
-            models.save(path, self.adapted(), classes=task.names, **task.about_model)
+        if self.options.answer != "mean":
+            self.save_adapted()
         return numbers
 
 

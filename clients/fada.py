@@ -21,11 +21,9 @@ from fedda.models import Extension
 from fedda.wire import Packed
 
 from . import fdann
-from .base import lost
 from .fdann import StepNumbers
 from .shared.clusters import Gains
 from .shared.disentangling import INVARIANT, Disentangling, features_width, make_branch, predicted
-from .site import state
 from .site.request import Numbers, Request
 
 
@@ -111,10 +109,7 @@ class Member(fdann.Member):
         last = self.request.round
         first = last if self.request.part == "target" else self.request.stage.first
         D = make_branch(features_width(self), self.options.layers).to(self.device)
-        kept = self.workspace.left(self.task, INVARIANT, first, last)
-        if kept is None:
-            raise lost(last)
-        D.load_state_dict(kept.get("module"))
+        D.load_state_dict(self.kept(INVARIANT, first, last).get("module"))
         return D
 
     def against(self, z: Tensor) -> Tensor:
@@ -194,9 +189,8 @@ class Target(Member, fdann.Target):
     def test(self, request: Request) -> Numbers:
         """Test, and in model III write the whole model to this site's own disk."""
         numbers = super().test(request)
-        path, task = state.model_path(self.site, self.task), self.task
-        if self.options.keeps and path is not None:
-            models.save(path, self.adapted(), classes=task.names, **task.about_model)
+        if self.options.keeps:
+            self.save_adapted()
         return numbers
 
     def adapted(self) -> models.Model:

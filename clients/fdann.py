@@ -197,15 +197,11 @@ class Source(Member, fedavg.Source):
 
     def alone(self) -> Numbers:
         """Take the round's steps on cross entropy -> its mean, and their number."""
-        count, optimizer = self.request.steps, self.optimizer()
-        total = torch.zeros((), device=self.device)
-        for indices in self.unsummed(count):
-            loss = self.classify(self.features(indices), indices)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
-        return {"loss": float(total) / count, "steps": count}
+
+        def loss(indices: Tensor) -> Tensor:
+            return self.classify(self.features(indices), indices)
+
+        return self.minimise(loss, batches=self.unsummed(self.request.steps))
 
     def classify(self, z: Tensor, indices: Tensor) -> Tensor:
         return F.cross_entropy(self.model.head(z), self.labels(indices))

@@ -210,7 +210,7 @@ class Target(Measuring, dils.Target):
         if worse:
             self.model.load_state_dict(came)
         if worse | self.refined():
-            self.save()
+            self.save_adapted()
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
         moved = ocs.apart(self.predictions(), p)

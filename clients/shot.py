@@ -22,9 +22,8 @@ from fedda.train import learning_rate, make_optimizer, round_images, seed_for
 from fedda.wire import Packed
 
 from . import fedavg
-from .base import Client, lost
+from .base import Client
 from .shared.side_by_side import NAMES, SHARES, Ensemble, fill, groups, parts_of
-from .site import state
 from .site.request import Numbers, Request
 from .site.tested import LOSS_MOST
 
@@ -130,9 +129,7 @@ class Target(Client):
         if self.request.arrays:
             return
         last = self.request.round - (not self.request.is_test)
-        saved = self.workspace.left(self.task, "models", last, last)
-        if saved is None:
-            raise lost(last)
+        saved = self.kept("models", last, last)
         self.names = saved.about[NAMES]
         shares = saved.about.get(SHARES)
         self.q = None if shares is None else torch.tensor(shares)
@@ -169,7 +166,7 @@ class Target(Client):
                 optimizer.step()
                 total, steps = total + losses.detach().mean(), steps + 1
         self.settle()  # before the models are saved
-        self.save()
+        self.save_adapted()
         loss = float(total) / max(steps, 1)
         told: Numbers = {f"refused/{name}": 1 for name in self.refused}
         if self.alike is not None:
@@ -219,13 +216,6 @@ class Target(Client):
         label = self.labels[:, indices.to(self.labels.device)] if beta else none
         parts = zip(logits, label, strict=True)
         return torch.stack([shot.target_loss(own, y, beta, self.q) for own, y in parts])
-
-    def save(self) -> None:
-        """Save the models as one file for `fedda predict`, if this site has a state directory."""
-        task = self.task
-        path = state.model_path(self.site, task)
-        if path is not None:
-            models.save(path, self.model, classes=task.names, **task.about_model)
 
     def outgoing(self) -> dict[str, Packed]:
         """Return nothing: the adapted models stay here."""
