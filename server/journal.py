@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -80,3 +80,11 @@ class Journal:
         """Yield the events of one kind in the file; skip a line that a crash cut short."""
         if self.path is not None and self.path.is_file():
             yield from (entry for entry in added(self.path)[0] if entry["event"] == event)
+
+
+def by_reason(said: Mapping[str, str]) -> str:
+    """What sites said in place of an answer, each reason once, after those that gave it."""
+    sites: dict[str, list[str]] = {}
+    for site, text in said.items():
+        sites.setdefault(text, []).append(site)
+    return "".join(f" {', '.join(names)}: {text}." for text, names in sites.items())

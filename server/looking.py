@@ -25,7 +25,7 @@ from fedda.settings import RunConfig
 
 from . import checkpoint
 from .crossed import Crossed
-from .journal import Journal
+from .journal import Journal, by_reason
 from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
@@ -73,7 +73,7 @@ def execute(
             raise QuorumError(
                 f"{len(told)} of {len(nodes)} sites told what their data look like, and 2 are "
                 "needed to compare; a site does if its policy has leaving.look = true."
-                f"{_reasons(refused)}"
+                f"{by_reason(refused)}"
             )
         seen = compared(told) | {"refused": refused, "bytes": ledger.total()}
         checkpoint.replace(folder / LOOKED, json.dumps(seen, indent=1).encode())
@@ -122,14 +122,6 @@ def logs(
             )
         checkpoint.replace(folder / LOOKED, json.dumps({"text": texts[0]}).encode())
         journal.write("done", results=str(folder / LOOKED))
-
-
-def _reasons(refused: Mapping[str, str]) -> str:
-    """Why sites told nothing: each reason once, after the names of those that gave it."""
-    sites: dict[str, list[str]] = {}
-    for name, reason in refused.items():
-        sites.setdefault(reason, []).append(name)
-    return "".join(f" {', '.join(names)}: {reason}." for reason, names in sites.items())
 
 
 def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:

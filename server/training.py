@@ -27,7 +27,7 @@ from . import appraised, checkpoint, stopping
 from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
-from .journal import Journal
+from .journal import Journal, by_reason
 from .ledger import Ledger
 from .sequence import Earlier
 from .start import finished
@@ -218,17 +218,10 @@ class TrainingRounds:
             except QuorumError as error:
                 strategy.memory = memory
                 if not left:
-                    raise QuorumError(f"{error}{self._reasons()}") from error
+                    raise QuorumError(f"{error}{by_reason(self._said)}") from error
                 with self.phases.phase("waiting"):
                     self._pause(strategy, str(error))
         raise AssertionError("wait.tries is at least 1")
-
-    def _reasons(self) -> str:
-        """What sites answered in this try instead of a result; empty if they answered nothing."""
-        sites: dict[str, list[str]] = {}
-        for site, text in self._said.items():
-            sites.setdefault(text, []).append(site)
-        return "".join(f" {', '.join(names)}: {text}." for text, names in sites.items())
 
     def _round_trip(
         self, strategy: base.FedDA, sent: ArrayRecord

@@ -9,7 +9,7 @@ from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
 from .line import Scale
-from .parts import note, table
+from .parts import card, note, table
 from .series import RunSeries
 
 SCALES = {
@@ -58,9 +58,6 @@ def _cards(run: RunSeries, scale: Scale) -> list[Html]:
     own = methods[run.own]
     unit = f" {scale.unit}" if scale.unit else ""
 
-    def card(what: str, big: Any, small: str, css: str = "card") -> Html:
-        return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
-
     def stat(stats: dict[str, Any]) -> Html:
         if stats["mean"] is None:
             return e("small", "not tested")
@@ -71,7 +68,7 @@ def _cards(run: RunSeries, scale: Scale) -> list[Html]:
     cards = [card(run.title(run.own), stat(own["last"]), last, "card main")]
     for method in run.methods[1:]:
         cards.append(card(run.title(method), stat(methods[method]["last"]), last))
-    cards += [_difference(run, scale, card, other) for other in run.methods[1:2]]
+    cards += [_difference(run, scale, other) for other in run.methods[1:2]]
     if own["refined"]["mean"] is not None:
         cards.append(card("Refined at the target", stat(own["refined"]), "by its last step"))
     if any(n is not None for n in own["selected_rounds"]):
@@ -80,11 +77,11 @@ def _cards(run: RunSeries, scale: Scale) -> list[Html]:
         cards.append(
             card("Chosen without labels", stat(own["selected"]), f"round{plural} {rounds}")
         )
-    cards.append(_troubles(run, card))
+    cards.append(_troubles(run))
     return [c for c in cards if c]
 
 
-def _difference(run: RunSeries, scale: Scale, card: Any, other: str) -> Html | None:
+def _difference(run: RunSeries, scale: Scale, other: str) -> Html | None:
     gains = _gains(run, other)
     if not gains:
         return None
@@ -108,7 +105,7 @@ def _gains(run: RunSeries, other: str) -> list[float]:
     return [a - b for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
 
 
-def _troubles(run: RunSeries, card: Any) -> Html:
+def _troubles(run: RunSeries) -> Html:
     events = run.results["events"]
     if not events:
         return card(

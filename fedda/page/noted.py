@@ -7,10 +7,10 @@ form, and only points, counts and class names reach the page.
 import glob
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,50 +74,43 @@ class Noted:
         self, method: str, target: str
     ) -> dict[str, tuple[list[str], NDArray[np.int64]]]:
         """Return class names and counts (C, C) of a target's last test, by seed."""
-        by_seed = {}
-        for (noted_method, seed, site), folder in sorted(self.folders.items()):
-            path = folder / CONFUSION
-            if (noted_method, site) == (method, target) and path.is_file():
-                try:
-                    by_seed[seed] = _confusion(json.loads(path.read_text()))
-                except (OSError, ValueError, TypeError, LookupError) as error:
-                    self.problems.append(f"{path} cannot be read ({error})")
-        return by_seed
+        found = self._each(CONFUSION, _confusion, lambda *which: which[::2] == (method, target))
+        return {seed: content for (_, seed, _), content in found}
 
     def dictionary(self, method: str, seed: str) -> NotedDictionary | None:
         """Return the target's dictionary in the last round of one training."""
-        return self._one(method, seed, DICTIONARY, _dictionary)
+        found = self._each(DICTIONARY, _dictionary, lambda *which: which[:2] == (method, seed))
+        return next((content for _, content in found), None)
 
     def last_step(self, method: str, seed: str) -> LastStep | None:
         """Return the target's last step after one training."""
-        return self._one(method, seed, REFINED, _last_step)
-
-    def _one(self, method: str, seed: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Read the first file of this name among one training's notes."""
-        for (noted_method, noted_seed, _), folder in sorted(self.folders.items()):
-            path = folder / name
-            if (noted_method, noted_seed) == (method, seed) and path.is_file():
-                try:
-                    return read(path)
-                except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
-                    self.problems.append(f"{path} cannot be read ({error})")
-        return None
+        found = self._each(REFINED, _last_step, lambda *which: which[:2] == (method, seed))
+        return next((content for _, content in found), None)
 
     def features(self, method: str, seed: str, name: str) -> list[Features]:
         """Return each site's features and labels in the first or last round of one training."""
-        site_features = []
-        for (noted_method, noted_seed, site), folder in sorted(self.folders.items()):
-            path = folder / name
-            if (noted_method, noted_seed) == (method, seed) and path.is_file():
-                try:
-                    site_features.append(_features(site, path))
-                except (OSError, ValueError, LookupError, zipfile.BadZipFile) as error:
-                    self.problems.append(f"{path} cannot be read ({error})")
+        found = self._each(name, _features, lambda *which: which[:2] == (method, seed))
+        site_features = [Features(site, *content) for (_, _, site), content in found]
         widths = {f.z.shape[1] for f in site_features}
         if len(widths) > 1:
             self.problems.append(f"the {name} of {method}, seed {seed} come from several models")
             return []
         return site_features
+
+    def _each(
+        self, name: str, read: Callable[[Path], T], wanted: Callable[[str, str, str], bool]
+    ) -> Iterator[tuple[tuple[str, str, str], T]]:
+        """Read the files of a name -> method, seed and site of each, and what is in it.
+
+        A file that cannot be read is a problem, and is left out.
+        """
+        for which, folder in sorted(self.folders.items()):
+            path = folder / name
+            if wanted(*which) and path.is_file():
+                try:
+                    yield which, read(path)
+                except (OSError, ValueError, TypeError, LookupError, zipfile.BadZipFile) as error:
+                    self.problems.append(f"{path} cannot be read ({error})")
 
 
 def collect(results: Results, run: Path, given: Sequence[Path] = ()) -> Noted:
@@ -164,7 +157,8 @@ def _existing(folders: Iterable[Path]) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_dir())
 
 
-def _confusion(table: Any) -> tuple[list[str], NDArray[np.int64]]:
+def _confusion(path: Path) -> tuple[list[str], NDArray[np.int64]]:
+    table = json.loads(path.read_text())
     classes = [str(name) for name in table["classes"]]
     counts = np.array(table["counts"], dtype=np.int64)
     if counts.shape != (len(classes), len(classes)) or (counts < 0).any():
@@ -197,7 +191,7 @@ def _last_step(path: Path) -> LastStep:
     return LastStep(z, before, after)
 
 
-def _features(site: str, path: Path) -> Features:
+def _features(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64], int, str]:
     # Opened here, because numpy leaves a file open that it opened by name but could not read.
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         z = file["features"].astype(np.float32)
@@ -207,4 +201,4 @@ def _features(site: str, path: Path) -> Features:
             labels = np.concatenate([labels, file["test_labels"]])
         if z.ndim != 2 or labels.shape != (len(z),) or not np.isfinite(z).all():
             raise ValueError("its arrays do not have the expected shapes")
-        return Features(site, z, labels.astype(np.int64), int(file["round"]), str(file["model"]))
+        return z, labels.astype(np.int64), int(file["round"]), str(file["model"])

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from fedda.results.progress import clock, waits
 from fedda.results.read import counted, duration, human
@@ -10,7 +9,7 @@ from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import DONE, FAILED, WAITS, Story
 
 from .html import Html, e
-from .parts import NOTHING, note, section, table
+from .parts import NOTHING, card, note, section, table
 
 MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
 
@@ -71,9 +70,6 @@ def _cards(snapshot: Snapshot, run: RunNow, story: Story) -> list[Html]:
     online = sum(site.online for site in snapshot.sites)
     newest, total = story.newest, sum(story.bytes().values())
     seconds = story.per_round
-
-    def card(what: str, big: Any, small: Any, css: str = "card") -> Html:
-        return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
 
     cards = [
         card(

@@ -28,6 +28,11 @@ def patch(place: int) -> Html:
     return e("svg", box, width=12, height=12, aria_hidden="true")
 
 
+def card(what: str, big: Any, small: Any, css: str = "card") -> Html:
+    """Make a card with one large word or number, and what it is."""
+    return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)
+
+
 def legend(entries: Iterable[tuple[Html, str, str]]) -> Html:
     """Make a legend: keys with a name and a value each."""
     items = [
