@@ -15,7 +15,7 @@ from fedda.cli.its_files import reads_files
 from fedda.files import replacing, writing
 from fedda.halves import load
 from fedda.results.plainly import cell, echo
-from fedda.results.read import MODEL, RESULTS, adapted_elsewhere, model_file
+from fedda.results.read import RESULTS, adapted_elsewhere, model_file
 
 if TYPE_CHECKING:
     from fedda.data import Reading
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 @reads_files
 def predict(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL", help=f"A {MODEL}, or the folder of a run or training with one."
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL")],
     data: Annotated[Path, typer.Argument(metavar="DIR")],
     out: Annotated[Path | None, typer.Option(metavar="FILE.csv", dir_okay=False)] = None,
     batch: Annotated[int, typer.Option(min=1)] = 256,
@@ -55,6 +50,7 @@ def predict(
       fedda predict model.safetensors ./scans | head
 
     Options:
+        model: A model.safetensors, or the folder of a run or training with one.
         data: A folder of images, an .npz file, or a folder with one .npz file.
         out: Write to this file, not to stdout.
         batch: Examples at a time.

@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 
 @reads_files
 def refine(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
     data: Annotated[Path, typer.Option(metavar="DIR")],
     strength: Literal["careful", "strong"] = "careful",
     shares: Shares = "auto",
     linear: Annotated[bool, typer.Option("--linear")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"Default: {REFINED}.safetensors beside the model."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     method: str = "",
     seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
     target: str = "",
@@ -50,10 +47,12 @@ def refine(
       fedda predict runs/kd3a/refined.safetensors ./new-images
 
     Options:
+        run: A run's folder, or a model.safetensors file.
         data: The target's data; no training label is read.
         strength: How far the step may go.
         shares: Whether it counts how frequent classes seem: by the evidence, or not.
         linear: Write one small model that has learnt the answers.
+        out: Default: refined.safetensors beside the model.
         method: Refine a training of this method.
         seed: Refine the training of it.
         target: Refine the training of this target, if the run had several.

@@ -15,18 +15,8 @@ PICTURE, PAGE = "report.png", "report.html"
 
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help=f"Where the picture goes. Default: DIR/{PICTURE}."
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help=f"Where the page goes. Default: DIR/{PAGE}."
-        ),
-    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     site: Annotated[
         list[Path] | None, typer.Option(metavar="STATE", exists=True, file_okay=False)
     ] = None,
@@ -45,6 +35,8 @@ def report(
 
     Options:
         directory: A run's folder, the one with results.json.
+        png: Where the picture goes. Default: DIR/report.png.
+        html: Where the page goes. Default: DIR/report.html.
         site: A site's --state-dir on this machine, whose notes of the run (features, confusion
             matrix) go into the page; may be given more than once. The notes of a simulation and of
             the demo are found in DIR.

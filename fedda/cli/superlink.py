@@ -42,10 +42,7 @@ def superlink(
     connections: Annotated[int, typer.Option(min=1)] = 4096,
     address_connections: Annotated[int, typer.Option(min=1)] = 256,
     insecure: Annotated[bool, typer.Option("--insecure")] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help=f"Show here, too, what Flower writes to DIR/{LOG}."),
-    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose")] = False,
     warm: Annotated[int, typer.Option(min=0, max=1)] = 1,
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -79,6 +76,7 @@ def superlink(
         address_connections: Connections from one address. A site needs up to 10: raise this if many
             sites come from one address.
         insecure: No TLS, no keys: for development on one machine only.
+        verbose: Show here, too, what Flower writes to DIR/superlink.log.
         warm: 1: keep a process ready that has imported what runs need; each run's program is forked
             from it and begins some seconds sooner. It takes about 0.6 GB, most of which the runs
             share. 0: none.
