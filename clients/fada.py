@@ -76,6 +76,8 @@ class Member(fdann.Member):
         optimizer.step()
         if apart is not None:
             apart.follow()
+            if self.labelled:
+                apart.catch_up(z.detach(), self.labels(indices))
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
 

@@ -87,7 +87,7 @@ def test_information_by_hand() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_information_equals_the_twins(seed: int) -> None:
     torch.manual_seed(seed)
-    M, p, q = Estimator(3, 5).double(), torch.randn(7, 3).double(), torch.randn(7, 3).double()
+    M, p, q = Estimator(3, 3, 5).double(), torch.randn(7, 3).double(), torch.randn(7, 3).double()
     shuffle = torch.randperm(7)
 
     def value(a: list[float], b: list[float]) -> float:
@@ -106,7 +106,7 @@ def test_information_of_large_values_does_not_overflow() -> None:
 def estimated(rho: float, up: bool) -> float:
     """The estimate after training M on pairs of two Gaussians each with this correlation."""
     torch.manual_seed(0)
-    draws, M = generator("gaussians"), Estimator(1, 64)
+    draws, M = generator("gaussians"), Estimator(1, 1, 64)
     moves = torch.optim.Adam(M.parameters(), lr=0.005)
 
     def pairs(n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,7 +174,7 @@ def test_the_presets_layers_are_those_of_tables_6_to_8(
     with torch.device("meta"):
         D = branch(d, layers.widths, layers.dropout, layers.dropout_first)
         CI = class_identifier(layers.widths[-1], 10, layers.class_norm)
-        M = Estimator(layers.widths[-1], layers.estimator)
+        M = Estimator(layers.widths[-1], layers.specific_widths[-1], layers.estimator)
     norm = ["BatchNorm1d", "ReLU"]
     first = ["Dropout 0.5"] * (preset == "paper-photos")
     assert shapes(D) == [*first, wanted[0], *norm, "Dropout 0.5", wanted[1], *norm]

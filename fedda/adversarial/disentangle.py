@@ -6,7 +6,8 @@ Belghazi et al., MINE, ICML 2018, https://arxiv.org/abs/1801.04062, for the mutu
 https://github.com/VisionLearningGroup/DAL, for digits.
 
     z            (N, d)  features of a batch, z = G(x)
-    f_di, f_ds   (N, m)  domain-invariant and domain-specific part, D's two branches of z
+    f_di         (N, m)  domain-invariant part, from one of D's two branches of z
+    f_ds         (N, s)  domain-specific part, from the other; s = m unless settings say otherwise
     CI                   class identifier: logits (N, C) of f_ds
     M                    estimator: M(f_di, f_ds) -> (N,), for joint and for shuffled pairs
     R                    reconstructor: R([f_di, f_ds]) -> (N, d)
@@ -37,6 +38,8 @@ class Layers(Section):
     disentangler: str = Field(default="256,256", pattern=SIZES)
     """layers of both branches of D, each with BatchNorm and ReLU; tables 6 to 8: 3072,2048
     (digits), 64,32 (Amazon Review), 2048,2048 (photographs)"""
+    specific: int = Field(default=0, ge=0, le=99_999)
+    """values of f_ds; 0: as many as f_di has. A class is easier to forget in few"""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """share of values left out in D while training"""
     dropout_first: bool = False
@@ -49,6 +52,12 @@ class Layers(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.disentangler.split(","))
+
+    @property
+    def specific_widths(self) -> tuple[int, ...]:
+        """Those of the branch of f_ds."""
+        *before, last = self.widths
+        return *before, self.specific or last
 
 
 # ---- the networks ------------------------------------------------------------------------------
@@ -64,18 +73,18 @@ def branch(d: int, widths: Sequence[int], dropout: float, dropout_first: bool) -
     return nn.Sequential(*layers)
 
 
-def class_identifier(m: int, classes: int, norm: bool) -> nn.Sequential:
+def class_identifier(s: int, classes: int, norm: bool) -> nn.Sequential:
     """CI: logits of f_ds -> (N, C); the softmax is part of its losses."""
-    return nn.Sequential(nn.Linear(m, classes), *([nn.BatchNorm1d(classes)] if norm else []))
+    return nn.Sequential(nn.Linear(s, classes), *([nn.BatchNorm1d(classes)] if norm else []))
 
 
 class Estimator(nn.Module):
     """M: a value per pair of rows, high where the pair looks like one of the joint -> (N,)."""
 
-    def __init__(self, m: int, units: int) -> None:
+    def __init__(self, m: int, s: int, units: int) -> None:
         super().__init__()
         self.first = nn.Linear(m, units)
-        self.second = nn.Linear(m, units)
+        self.second = nn.Linear(s, units)
         self.value = nn.Linear(units, 1)
 
     def forward(self, p: Tensor, q: Tensor) -> Tensor:
@@ -141,7 +150,7 @@ def information(M: nn.Module, p: Tensor, q: Tensor, shuffle: Tensor) -> Tensor:
     Args:
         M: the estimator.
         p: (N, m).
-        q: (N, m), the other part of the same images.
+        q: (N, s), the other part of the same images.
         shuffle: (N,) an order of the images; q' = q[shuffle] comes from the marginal distribution.
     """
     return M(p, q).mean() - (M(p, q[shuffle]).logsumexp(dim=0) - math.log(len(q)))

@@ -122,6 +122,12 @@ class Config(Section):
     estimate: Literal["ascend", "descend"] = "ascend"
     """M raises its estimate before D lowers it; descend: both lower it (the parent code, where it
     bounds nothing)"""
+    identifier: Literal["printed", "alone"] = "printed"
+    """eq. 6 as it is printed moves D and CI; alone: its second term moves CI alone, as eq. 7 has D
+    forget the class that this term has it learn"""
+    identifier_steps: int = Field(default=1, ge=1, le=100)
+    """steps of CI for one of D; an identifier that lags behind is deceived by features that tell
+    the class to any other"""
     confusion: Confusion = "entropy"
     """eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform one (the parent
     code)"""
@@ -179,6 +185,16 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "layers.disentangler": "2048,2048",
         "layers.estimator": 512,
         "layers.dropout-first": True,
+    },
+    # Takes the parts apart (notes/fada.md); layers and weights were chosen on GoogLeNet's features.
+    "apart": {
+        "parts": "all",
+        "identifier": "alone",
+        "identifier-steps": 5,
+        "layers.specific": 32,
+        "pace": 1.0,
+        "weights.information": 0.1,
+        "weights.reconstruction": 10.0,
     },
     # What the code of DAL, for digits, does otherwise; it trains everything by Adam at 2e-4.
     "parent": PAPER

@@ -181,7 +181,8 @@ def training(
                 assert y is not None
                 loss[s] = F.cross_entropy(di[s] @ head.weight.T + head.bias, y)
                 if nets is not None:
-                    loss[s] = loss[s] + F.cross_entropy(nets[s]["CI"](ds[s]), y)
+                    seen = ds[s] if options.identifier == "printed" else ds[s].detach()
+                    loss[s] = loss[s] + F.cross_entropy(nets[s]["CI"](seen), y)
                 # Eq. 5; each site moves by the term of its own features.
                 aligned = weight * eq_5(DI, di[s], di[TARGET].detach())
                 loss[s] = loss[s] + aligned
@@ -204,6 +205,11 @@ def training(
                 moves[s].step()
             if nets is not None and shuffles is not None:
                 for s in data:
+                    for _ in range(options.identifier_steps - 1 if "CI" in nets[s] else 0):
+                        stay[s]["CI"].zero_grad()
+                        seen = nets[s]["specific"](z[s].detach()).detach()
+                        F.cross_entropy(nets[s]["CI"](seen), data[s][t][n][1]).backward()
+                        stay[s]["CI"].step()
                     _apart(nets[s], stay[s], z[s].detach(), shuffles[s][t], options.weights)
         own = local[TARGET].state_dict()
         sources = {s: local[s].state_dict() for s in sorted(DIs)}
