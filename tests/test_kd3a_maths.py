@@ -345,9 +345,39 @@ def test_without_images_quality_and_focus_are_zero():
     assert float(kd3a.quality(kd3a.knowledge_vote(empty, 0.9))) == 0
 
 
-def test_too_many_sources_for_shapley_are_an_error_that_says_what_to_do():
-    with pytest.raises(ConfigError, match=r"set kd3a\.focus to marginal"):
-        kd3a.consensus_focus(torch.full((1, 17, 2), 0.5), 0.9, value="shapley")
+def test_the_focus_of_sampled_orders_is_the_mean_gain_of_who_joins():
+    """Against loops over the same orders, each of which is followed by its reverse."""
+    p, K = mixed(4), 4
+    teams, share = focus.sampled_orders(K, 6, seed=1)
+    found = focus.team_quality(p, 0.6, teams) @ share
+    draw, gains = torch.Generator().manual_seed(1), [0.0] * K
+    drawn = [torch.randperm(K, generator=draw).tolist() for _ in range(3)]
+    for order in (*drawn, *(each[::-1] for each in drawn)):
+        before = 0.0
+        for j, k in enumerate(order, start=1):
+            after = float(kd3a.quality(kd3a.knowledge_vote(p[:, sorted(order[:j])], 0.6)))
+            gains[k] += (after - before) / 6
+            before = after
+    assert found.tolist() == pytest.approx(gains, rel=1e-9)
+
+
+def test_the_focus_of_many_sources_is_near_the_exact_one(monkeypatch: pytest.MonkeyPatch):
+    """Of twelve, where both can be had: a twentieth of the mean focus at most."""
+    p = probabilities(200, 12, 20, seed=3, peak=4.0)
+    exact = kd3a.consensus_focus(p, 0.8, value="shapley")
+    monkeypatch.setattr(focus, "MOST_TEAMS", 1)
+    found = kd3a.consensus_focus(p, 0.8, value="shapley")
+    assert 0 < float((found - exact).abs().max()) < 0.05 * float(exact.mean())
+    assert float(found.sum()) == pytest.approx(float(exact.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("K", [17, 40])
+def test_the_focus_of_many_sources_shares_out_the_whole(K: int):
+    p = probabilities(30, K, 20, seed=3, peak=4.0).float()
+    whole = kd3a.quality(kd3a.knowledge_vote(p, 0.8))
+    found = kd3a.consensus_focus(p, 0.8, value="shapley")
+    assert float(found.sum()) == pytest.approx(float(whole), rel=1e-5)
+    assert torch.equal(found, kd3a.consensus_focus(p, 0.8, value="shapley"))
 
 
 # Weights

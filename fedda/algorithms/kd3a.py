@@ -55,7 +55,7 @@ class Config(Section):
     """weights of sources: by focus, examples, eq. 6 or FADA's gap gain (as a share of the features'
     scatter, as fada.gain)"""
     focus: Value = "marginal"
-    """how the focus values a source: marginal (eq. 8) or shapley"""
+    """how the focus values a source: marginal (eq. 8) or shapley (of more than 16 an estimate)"""
     focus_by_examples: bool = True
     """multiply the focus by N_k, as in eq. 9"""
     focus_from: float = Field(default=0.01, ge=0, le=1)
@@ -208,8 +208,9 @@ def quality(consensus: Consensus) -> Tensor:
 def consensus_focus(
     p: Tensor, gate: float, form: Form = "soft", value: Value = "marginal"
 ) -> Tensor:
-    """Eq. 8: Q(S) - Q(S without k), or the exact Shapley value of k in the game Q -> (K,) float64.
+    """Eq. 8: Q(S) - Q(S without k), or the Shapley value of k in the game Q -> (K,) float64.
 
+    Of more than 16 sources Shapley values are estimates (`focus.sampled_orders`).
     The focus over all images is the sum of its values for chunks of images.
     """
     teams, share = teams_and_shares(p.shape[1], value)

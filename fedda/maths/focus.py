@@ -17,34 +17,55 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-
-from fedda.errors import ConfigError
+from torch.nn import functional as F
 
 Form = Literal["soft", "hard", "mean"]
 Value = Literal["marginal", "shapley"]
 
 NOBODY = 0.001  # n of an image whose label no sure teacher supports (section 3.2)
-MOST_TEAMS = 1 << 16  # exact Shapley values vote once per team: 16 sources at most
+MOST_TEAMS = 1 << 16  # exact Shapley values vote once per team: of 16 sources at most
+ORDERS = 128  # in which more sources join, to estimate theirs
 BLOCK = 1 << 18  # numbers per working array: small enough to stay in a processor's cache
 
 
 def teams_and_shares(K: int, value: Value) -> tuple[Tensor, Tensor]:
-    """The teams that vote, and their weights in each source's focus -> (M, K), (M, K) float64."""
+    """The teams that vote, and their weights in each source's focus -> (M, K), (M, K) float64.
+
+    Shapley values of more than 16 sources are estimates (`sampled_orders`).
+    """
     if value == "marginal":
         alone = torch.eye(K, dtype=torch.float64)
         everyone = torch.ones(1, K, dtype=torch.float64)
         return torch.cat([everyone, 1 - alone]), torch.cat([everyone, -alone])
     if 1 << K > MOST_TEAMS:
-        raise ConfigError(
-            f"Shapley values of {K} sources need 2^{K} votes per image, but 2^16 is the limit; "
-            "set kd3a.focus to marginal."
-        )
+        return sampled_orders(K, ORDERS)
     member = (torch.arange(1 << K)[:, None] >> torch.arange(K)) & 1
     others = member.sum(dim=1, keepdim=True) - member  # (M, K), team size without k
     # In s! (K - 1 - s)! of the K! orders of sources, k comes right after this team of s others.
     weight = torch.tensor([1 / (K * math.comb(K - 1, s)) for s in range(K)], dtype=torch.float64)
     share = weight[others] * (2 * member - 1)
     return member.double(), share
+
+
+def sampled_orders(K: int, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The same for the mean gain of each source over orders in which all join, drawn by chance.
+
+    Castro, Gomez and Tejada, Computers and Operations Research 2009; every second order is the
+    reverse of the one before, which leaves less to chance. The estimates sum up to Q of everyone,
+    as the values do. One seed always draws the same orders, as a focus is a sum over chunks.
+
+    Args:
+        K: sources.
+        count: an even number of orders; there are K teams in each.
+        seed: of the draw.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    drawn = torch.stack([torch.randperm(K, generator=draw) for _ in range(count // 2)])
+    orders = torch.stack([drawn, drawn.flip(1)], dim=1).flatten(0, 1)  # (count, K)
+    joins = F.one_hot(orders, K).double()  # (count, K, K): who is the j-th to join
+    share = joins.clone()
+    share[:, :-1] -= joins[:, 1:]
+    return joins.cumsum(dim=1).flatten(0, 1), share.flatten(0, 1) / count
 
 
 def team_quality(p: Tensor, gate: float, teams: Tensor, form: Form = "soft") -> Tensor:
