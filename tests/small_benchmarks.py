@@ -52,6 +52,9 @@ HARMONISE = ("--data", "HERE/data", "--target", "va", "--seeds", "0", "--out", "
 HARMONISE += ("--results", "HERE/made")
 TEACHER = ("--data", "HERE/data", "--set", "digits", "--target", "usps", "--images", "100")
 TEACHER += ("--rounds", "1", "--seeds", "0", "--out", "HERE/teacher", "--results", "HERE/made")
+SOURCES = ("--sources", "1", "5", "--images", "64", "--rounds", "1", "--seeds", "0")
+SOURCES += ("--method", "FedAvg", "--method", "KD3A", "--out", "HERE/sources")
+SOURCES += ("--results", "HERE/made")
 REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "HERE/made")
 SHARES = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
@@ -114,6 +117,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),
         *("--mb", "0.01", "--every", "0.5"),
     ),
+    "sources": SOURCES,
     "training": (
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),

@@ -108,6 +108,17 @@ def test_one_server_and_light_sites_in_small(here: Path) -> None:
     assert found["run_models"] == {}
 
 
+@of("sources")
+def test_few_and_more_sources_in_small(here: Path) -> None:
+    """With one source its weight is all there is; of five the four nearest have less."""
+    found = printed("sources", here)
+    assert {*found["accuracy"]} == {"1", "5"} and {*found["accuracy"]["5"]} == {"FedAvg", "KD3A"}
+    assert found["nearest"]["1"]["KD3A"] == 1 and 0 < found["nearest"]["5"]["KD3A"] < 1
+    assert found["nearest"]["5"]["FedAvg"] == pytest.approx(4 / 5, abs=0.01)
+    assert found["gain_points"]["1"]["FedAvg"] == 0
+    assert "FedAvg" in (here / "made" / "sources.md").read_text()
+
+
 @of("soak")
 def test_a_soak_in_small(here: Path) -> None:
     found = printed("soak", here)
