@@ -3,11 +3,11 @@
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedda.errors import RunError
+from fedda.errors import DataError, RunError
 
 
 @contextmanager
@@ -53,6 +53,31 @@ def writing(path: Path, advice: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
+
+
+def claim(out: Path, called: Mapping[str, str] | None = None, make: bool = True) -> bool:
+    """Make sure that a folder to write to is empty -> whether it was not there.
+
+    Args:
+        out: the folder.
+        called: what files that may lie in it are called in the message.
+        make: whether to make a folder that is not there.
+
+    Raises:
+        DataError: it holds something, or is a file.
+    """
+    if out.is_dir():
+        if inside := sorted(entry.name for entry in out.iterdir()):
+            raise DataError(
+                f"{out} is not empty, and nothing is overwritten: it holds "
+                f"{(called or {}).get(inside[0], inside[0])}; give a new folder, or empty this one"
+            )
+        return False
+    if out.exists() or out.is_symlink():
+        raise DataError(f"{out} is a file, and nothing is overwritten: give a new or empty folder")
+    if make:
+        out.mkdir(parents=True)
+    return True
 
 
 def place(file: Path, new: Path) -> bool:

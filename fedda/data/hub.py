@@ -14,6 +14,7 @@ from fedda.data.form import Reading
 from fedda.data.optional import needed
 from fedda.data.table import split
 from fedda.errors import DataError
+from fedda.files import claim
 
 
 def sites_of(
@@ -31,8 +32,7 @@ def sites_of(
     Raises:
         DataError: it cannot be fetched, has no parquet files or no such column, or OUT is taken.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is not an empty folder, and nothing is overwritten: give another")
+    claim(out, make=False)
     folder = Path(name) if Path(name).is_dir() else _fetched(name)
     # A cache's files are links to others of the same cache.
     reading = Reading.of(follow_links=True, columns=columns)

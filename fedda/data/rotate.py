@@ -24,6 +24,7 @@ from fedda.data.naming import listed
 from fedda.data.sets import Labelled, Role, Unlabelled
 from fedda.data.unify import CHUNK
 from fedda.errors import ConfigError, DataError
+from fedda.files import claim
 
 _Half = Labelled | Unlabelled
 _SPLITS = ("train", "test")
@@ -76,7 +77,7 @@ def build(
             shares.append(
                 _dealt(half, len(angles), rng, f"{('training', 'test')[s]} images in {source}")
             )
-    created = _claim(out)
+    created = claim(out)
     written: list[Rotated] = []
     try:
         for i, angle in enumerate(angles):
@@ -201,14 +202,3 @@ def _arrays(halves: list[_Half], rows: list[np.ndarray], angle: int) -> dict[str
             arrays[f"y_{split}"] = half.y.numpy()[chosen]
             arrays["classes"] = np.array(half.classes)
     return arrays
-
-
-def _claim(out: Path) -> bool:
-    """Make sure that OUT is an empty folder -> whether it was created here."""
-    if not out.exists():
-        out.mkdir(parents=True)
-        return True
-    if not out.is_dir() or any(out.iterdir()):
-        what = "not empty" if out.is_dir() else "a file"
-        raise DataError(f"{out} is {what}, and nothing is overwritten: give a new or empty folder")
-    return False

@@ -1,4 +1,4 @@
-"""Samples of more than 8 bits as they lie in image files, and what is not read right.
+"""Which files are images, samples of more than 8 bits as they lie in them, what is read wrongly.
 
 Pillow opens gray of 16 bits and more as it is, though it does not turn round TIFF's WhiteIsZero. Of
 16-bit colours, and of such gray beside transparency, it keeps the high byte alone (`is_cut`). It
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+DICOM = (".dcm", ".dicom")  # endings of its files
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", *DICOM})
 DEEP = frozenset({"I;16", "I;16B", "I;16L", "I;16N", "I"})  # Pillow's modes of 16 bits of gray
 WIDE = frozenset({"I", "F"})  # of TIFF files: signed, or of 32 bits, whole or not
 BITS = 16

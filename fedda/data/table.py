@@ -45,7 +45,7 @@ from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, read_images, sound, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
-from fedda.files import place
+from fedda.files import claim, place
 
 Image = Path | Encoded
 
@@ -314,8 +314,7 @@ def split(
             f"{path} is no table: give a CSV or parquet file, or a data set that Hugging "
             f"Face's save_to_disk wrote"
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} is not an empty folder, and nothing is overwritten: give another")
+    claim(out, make=False)
     there = {
         s
         for file, its in files

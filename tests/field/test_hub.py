@@ -88,7 +88,7 @@ def test_a_data_set_becomes_sites(
     run = fedda.simulate(out, "sketch", "fedavg", dir=tmp_path / "run", **about)
     assert run.results.accuracy is not None
     again = call("flwrlabs/pacs", out)
-    assert again.exit_code == 1 and "is not an empty folder" in again.output
+    assert again.exit_code == 1 and "is not empty, and nothing is overwritten" in again.output
 
 
 def test_a_folder_of_its_files_needs_no_network(mirror: Path, tmp_path: Path) -> None:

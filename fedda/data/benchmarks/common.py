@@ -25,7 +25,7 @@ class ImportedImages:
     test: ByClass
 
     def __len__(self) -> int:
-        return sum(len(files) for half in (self.train, self.test) for files in half.values())
+        return count(self.train) + count(self.test)
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,30 @@ def levels(top: Path, depth: int = 2, skip: frozenset[Path] = frozenset()) -> It
                 if folder == top:
                     raise
         level = below
+
+
+def strays(
+    request: ImportRequest,
+    named: Callable[[Path], str] = lambda file: file.name.lower(),
+    skip: frozenset[Path] = frozenset(),
+) -> dict[str, Path]:
+    """The files in SOURCE, down to two levels below it, that are not images; of a name the first.
+
+    Args:
+        request: the import.
+        named: what a file is called.
+        skip: folders that are not looked into.
+    """
+    found: dict[str, Path] = {}
+    for folder in levels(request.source, skip=skip):
+        for file in listing(folder).strays:
+            found.setdefault(named(file), file)
+    return found
+
+
+def count(by_class: ByClass) -> int:
+    """How many files there are."""
+    return sum(map(len, by_class.values()))
 
 
 def domain_folders(request: ImportRequest) -> dict[str, Path]:

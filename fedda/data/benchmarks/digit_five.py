@@ -18,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.data.benchmarks import matlab
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
 from fedda.data.benchmarks.splits import complete, shuffled
-from fedda.data.image_folder import listing
 from fedda.errors import DataError
 
 DIGITS = tuple("0123456789")
@@ -36,25 +35,21 @@ class DatasetHalf(NamedTuple):
     cell: int = -1  # the row of the 2 x 2 cell array that holds x and y; -1 for plain variables
 
 
-DIGIT_FILES: dict[str, tuple[tuple[DatasetHalf, DatasetHalf], ...]] = {
-    "mnist": (
-        (
-            DatasetHalf(("mnist_data.mat",), ("train_32", "train_28"), "label_train", "NHW"),
-            DatasetHalf(("mnist_data.mat",), ("test_32", "test_28"), "label_test", "NHW"),
-        ),
-    ),
-    "mnist-m": (
-        (
-            DatasetHalf(("mnistm_with_label.mat",), ("train",), "label_train", "NHWC"),
-            DatasetHalf(("mnistm_with_label.mat",), ("test",), "label_test", "NHWC"),
-        ),
-    ),
-    "svhn": (
-        (
-            DatasetHalf(("svhn_train_32x32.mat", "train_32x32.mat"), ("X",), "y", "HWCN"),
-            DatasetHalf(("svhn_test_32x32.mat", "test_32x32.mat"), ("X",), "y", "HWCN"),
-        ),
-    ),
+Halves = tuple[DatasetHalf, DatasetHalf]
+
+DIGIT_FILES: dict[str, tuple[Halves, ...]] = {
+    "mnist": ((
+        DatasetHalf(("mnist_data.mat",), ("train_32", "train_28"), "label_train", "NHW"),
+        DatasetHalf(("mnist_data.mat",), ("test_32", "test_28"), "label_test", "NHW"),
+    ),),
+    "mnist-m": ((
+        DatasetHalf(("mnistm_with_label.mat",), ("train",), "label_train", "NHWC"),
+        DatasetHalf(("mnistm_with_label.mat",), ("test",), "label_test", "NHWC"),
+    ),),
+    "svhn": ((
+        DatasetHalf(("svhn_train_32x32.mat", "train_32x32.mat"), ("X",), "y", "HWCN"),
+        DatasetHalf(("svhn_test_32x32.mat", "test_32x32.mat"), ("X",), "y", "HWCN"),
+    ),),
     "syn": (
         (
             DatasetHalf(("synth_train_32x32.mat",), ("X",), "y", "HWCN"),
@@ -65,21 +60,16 @@ DIGIT_FILES: dict[str, tuple[tuple[DatasetHalf, DatasetHalf], ...]] = {
             DatasetHalf(("syn_number.mat",), ("test_data",), "test_label", "NHWC"),
         ),
     ),
-    "usps": (
-        (
-            DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 0),
-            DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 1),
-        ),
-    ),
-}
+    "usps": ((
+        DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 0),
+        DatasetHalf(("usps_28x28.mat",), ("dataset",), "dataset", "NCHW", 1),
+    ),),
+}  # fmt: skip
 
 
 def read_digits(request: ImportRequest) -> Sites:
     """Digit-Five as KD3A and M3SDA distribute it."""
-    files: dict[str, Path] = {}
-    for folder in levels(request.source):
-        for file in listing(folder).strays:
-            files.setdefault(file.name.lower(), file)
+    files = strays(request)
     sites: Sites = {}
     for domain in request.domains:
         for halves in DIGIT_FILES[domain]:

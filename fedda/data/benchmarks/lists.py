@@ -17,15 +17,15 @@ from fedda.data.benchmarks.common import (
     ImportedImages,
     ImportRequest,
     Sites,
+    count,
     domain_folders,
     key,
-    levels,
+    strays,
 )
 from fedda.data.benchmarks.splits import limited, split_images
 from fedda.data.file_lists import Line, class_of, lines
-from fedda.data.image_folder import listing
 from fedda.data.naming import listed
-from fedda.data.pixels import EXTENSIONS
+from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
 
 
@@ -108,7 +108,7 @@ def _with_split(request: ImportRequest, train: str, test: str, first: int) -> Si
             c: list(dict.fromkeys(training.get(c, []) + testing.get(c, [])))
             for c in training | testing
         }
-        shared = _count(training) + _count(testing) - _count(union)
+        shared = count(training) + count(testing) - count(union)
         if shared:
             request.notes.append(f"{domain}: {shared} images are in both lists")
         all_files = ImportedImages(union, union)
@@ -136,15 +136,11 @@ def _find_lists(
     request: ImportRequest, domains: dict[str, Path], endings: tuple[str, ...]
 ) -> dict[str, Path]:
     """The list of every domain that has one; the domains' image folders are not searched."""
-    files: dict[str, Path] = {}
-    for folder in levels(request.source, skip=frozenset(domains.values())):
-        if folder not in domains.values():
-            for file in listing(folder).strays:
-                if file.suffix.lower() == ".txt":
-                    files.setdefault(key(file.stem), file)
+    own = frozenset(domains.values())
+    files = strays(request, lambda file: f"{key(file.stem)}{file.suffix.lower()}", own)
     lists = {}
     for domain, names in request.domains.items():
-        stems = [name + key(ending) for ending in endings for name in names]
+        stems = (f"{name}{key(ending)}.txt" for ending in endings for name in names)
         if stem := next((s for s in stems if s in files), None):
             lists[domain] = files[stem]
     return lists
@@ -172,7 +168,3 @@ def _by_folder(given: list[Line], images: _Images, names: dict[int, tuple[str, s
     for line in given:
         by_class.setdefault(class_of(line, names), []).append(images.find(line))
     return {name: list(dict.fromkeys(files)) for name, files in sorted(by_class.items())}
-
-
-def _count(by_class: ByClass) -> int:
-    return sum(map(len, by_class.values()))

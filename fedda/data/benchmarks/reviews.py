@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from fedda.data.benchmarks import feature_files, matlab
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
 from fedda.data.benchmarks.splits import complete, shuffled
-from fedda.data.image_folder import listing
 from fedda.errors import ConfigError, DataError
 
 TRAIN = 2000  # labelled reviews of a domain
@@ -34,10 +33,7 @@ Coordinates = tuple[np.ndarray, np.ndarray, np.ndarray, int, int]
 
 def read(request: ImportRequest) -> Sites:
     """Read whichever of the four layouts SOURCE holds."""
-    files: dict[str, Path] = {}
-    for folder in levels(request.source):
-        for file in listing(folder).strays:
-            files.setdefault(file.name.lower(), file)
+    files = strays(request)
     splitting = request.options.given & {"test_share", "transductive"}
     pairs = {
         d: [_either(files, names, split) for split in ("train", "test")]

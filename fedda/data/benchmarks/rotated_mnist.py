@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, levels
+from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, strays
 from fedda.data.benchmarks.splits import complete
-from fedda.data.image_folder import listing
 from fedda.data.rotate import deal, rotate
 from fedda.errors import ConfigError, DataError
 
@@ -35,10 +34,7 @@ def read(request: ImportRequest) -> Sites:
         raise ConfigError(
             f"--angles names an angle twice (360 is a whole turn): {', '.join(map(str, angles))}"
         )
-    files: dict[str, Path] = {}
-    for folder in levels(request.source):
-        for file in listing(folder).strays:
-            files.setdefault(key(file.name.removesuffix(".gz")), file)
+    files = strays(request, lambda file: key(file.name.removesuffix(".gz")))
     paths = []
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         path = files.get(key(f"{name}-ubyte"))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.benchmarks.common import Arrays, ByClass, ImportRequest, Lazy, Options, Sites
+from fedda.data.benchmarks.common import Arrays, ByClass, ImportRequest, Lazy, Options, Sites, count
 from fedda.data.benchmarks.splits import complete, shuffled, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
@@ -99,7 +99,7 @@ def read(request: ImportRequest) -> Sites:
             )
     reader = SpectrogramReader(request.options)
     return {
-        m: Lazy(partial(_microphone, request, reader, m, halves, names), _count(halves))
+        m: Lazy(partial(_microphone, request, reader, m, halves, names), sum(map(count, halves)))
         for m, halves in files.items()
     }
 
@@ -124,10 +124,6 @@ def _halves(request: ImportRequest, folder: Path) -> list[ByClass]:
             raise request.wrong(f"{half} holds no folders of keywords")
         halves.append(by_class)
     return halves
-
-
-def _count(halves: list[ByClass]) -> int:
-    return sum(len(files) for half in halves for files in half.values())
 
 
 def _microphone(

@@ -12,11 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.benchmarks.common import ByClass, ImportedImages, ImportRequest, Options, Sites
+from fedda.data.benchmarks.common import (
+    ByClass,
+    ImportedImages,
+    ImportRequest,
+    Options,
+    Sites,
+    count,
+)
 from fedda.data.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
-from fedda.errors import DataError
-from fedda.files import place
+from fedda.files import claim, place
 
 _UNFINISHED = ".unfinished"
 
@@ -49,7 +55,7 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
         DataError: OUT is not empty, or a file of the benchmark cannot be used; whatever was
             written is then removed.
     """
-    created = _claim(out)
+    created = claim(out, {_UNFINISHED: "an import that did not end"})
     unfinished = out / _UNFINISHED
     try:
         unfinished.mkdir()
@@ -72,7 +78,7 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
                 for half, by_class in (("train", site.train), ("test", site.test)):
                     placer.place_all(folder / half, by_class, step)
                 request.notes.extend(n for n in placer.notes if n not in request.notes)
-                counts[domain] = (_number(site.train), _number(site.test))
+                counts[domain] = (count(site.train), count(site.test))
                 classes = max(classes, len(site.train))
             else:
                 arrays: dict[str, Any] = site(step)
@@ -119,22 +125,6 @@ def _settings(shapes: set[tuple[int, ...]]) -> str:
     return f"-c input.size={side} -c input.channels={channels}"
 
 
-def _claim(out: Path) -> bool:
-    """Make sure that OUT is an empty folder -> whether it was created here."""
-    if not out.exists() and not out.is_symlink():
-        out.mkdir(parents=True)
-        return True
-    if not out.is_dir():
-        raise DataError(f"{out} is a file: give a folder to write to that is new or empty")
-    if inside := sorted(entry.name for entry in out.iterdir()):
-        what = "an import that did not end" if inside == [_UNFINISHED] else inside[0]
-        raise DataError(
-            f"{out} is not empty, it holds {what}: nothing is overwritten; give a new folder, or "
-            f"empty this one"
-        )
-    return False
-
-
 def _record(request: ImportRequest, result: Result) -> dict[str, Any]:
     options = {k: v for k, v in asdict(request.options).items() if v is not None}
     sizes = {d: {"train": a, "test": b} for d, (a, b) in result.counts.items()}
@@ -146,10 +136,6 @@ def _record(request: ImportRequest, result: Result) -> dict[str, Any]:
         "domains": sizes,
         "notes": list(result.notes),
     }
-
-
-def _number(by_class: ByClass) -> int:
-    return sum(map(len, by_class.values()))
 
 
 class _Placer:
