@@ -6,6 +6,8 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 """
 
 import math
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -17,6 +19,7 @@ Scalar = bool | int | float | str
 Flat = dict[str, Scalar]
 S = TypeVar("S", bound=BaseModel)
 
+WHOLE = re.compile(r"\d+(\.0*)?")  # a number's text; with a gap in its column, 1 becomes 1.0
 DEFAULT = "kd3a"  # the method of a run that names none
 # Networks of fedda itself; other packages can add more (`fedda.plugins`).
 SMALL = ("digit-cnn", "lenet", "mlp", "identity")
@@ -488,14 +491,23 @@ def categories_of(text: str) -> dict[str, tuple[str, ...]]:
     for part in text.split(",") if text.strip() else ():
         column, _, values = (each.strip() for each in part.partition("="))
         several = tuple(each.strip() for each in values.split("|"))
-        different = {"".join(each.lower().split()) for each in several} - {""}
+        different = {*map(plain, several)} - {""}
         if not column or column in found or not 1 < len(several) == len(different):
             raise ValueError(
-                "give each column once, with two or more different values, as "
-                "sex=female|male, thal=normal|fixed|reversible"
+                "give each column once, with two or more different values (case, spaces and zeros "
+                "make no difference), as sex=female|male, thal=normal|fixed|reversible"
             )
         found[column] = several
     return found
+
+
+def plain(name: str) -> str:
+    """A name without case, spaces and zeros, and with accents in one way of several to write them.
+
+    So of whole numbers that are one and the same there is one name.
+    """
+    text = "".join(unicodedata.normalize("NFC", name).lower().split())
+    return text.partition(".")[0].lstrip("0") or "0" if WHOLE.fullmatch(text) else text
 
 
 def is_site_name(name: str) -> bool:

@@ -133,10 +133,10 @@ def client(
         policy: What this site lets a server do; see `fedda policy --help`.
         exchange_host: Another host than that of --superlink at which this site may sum gradients;
             repeat it for several.
-        cache: Where decoded images and the arrays of .npz and HDF5 files are kept: in memory, or on
-            disk under --state-dir, so that they may be more than memory holds and a restart finds
-            them. auto: on disk if they take more than 1 GB (or a quarter of memory). The last four
-            sets are kept.
+        cache: Where decoded images, tables of numbers and arrays of .npz and HDF5 files are kept:
+            in memory, or on disk under --state-dir, so that they may be more than memory holds and
+            a restart finds them. auto: on disk if they take more than 1 GB (or a quarter of
+            memory). The last four sets are kept.
         no_notes: Write no notes of a training: features and confusion matrix. They are written
             under --state-dir for this site only, and are never sent.
         stock: Run Flower's own SuperNode instead. Slower, and it executes whatever program the

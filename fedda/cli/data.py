@@ -432,12 +432,16 @@ def _print(description: "Description", split: str) -> None:
 
 
 def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
+    from fedda.data.cache import is_large
+
     yield "examples", description.form
     if description.gray:
         yield "gray values", description.gray
     labels = "with labels" if description.role == "source" else "labels, if any, are not read"
     part = f"the split {split}, " if split else ""
     yield "training", f"{description.train} ({part}{labels})"
+    if is_large((description.train, *description.shape)):
+        yield "kept", "in a private file under the --state-dir of fedda-client, see its --cache"
     tests = (
         f"{description.test} (with labels)"
         if description.test

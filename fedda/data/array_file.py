@@ -83,17 +83,17 @@ class ArrayFile:
             classes = npz.classes("y_test", y)
             return Labelled(_read(npz, "x_test", form, progress), y, classes)
 
-    def identities(self, role: Role) -> list[bytes]:
+    def identities(self, role: Role) -> Iterator[bytes]:
         """Digests of the training examples; a source's cover their class, too."""
         with self.opened() as npz:
             x = _train(npz, self._split)
             y, classes = _source_labels(npz, x) if role == "source" else (None, ())
-            found: list[bytes] = []
+            done = 0
             for some in npz.examples(x):
-                its = None if y is None else y[len(found) : len(found) + len(some)]
+                its = None if y is None else y[done : done + len(some)]
                 examples = Unlabelled(some) if its is None else Labelled(some, its, classes)
-                found += examples.digests()
-            return found
+                yield from examples.digests()
+                done += len(some)
 
     def tests(self) -> list[bytes]:
         """Digests of the labelled test examples, without their labels."""
@@ -219,7 +219,7 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
         seen.report(form.notice or logger.warning, npz.named)
 
     if form.cache is not None and form.cache.takes(shape):
-        contents = [one for examples in stored() for one in Unlabelled(examples).digests()]
+        contents = (one for examples in stored() for one in Unlabelled(examples).digests())
         key = key_of(contents, "array", *shape[1:], form.size, form.resize)
         found = form.cache.find(key, shape)
         return form.cache.make(key, shape, map(Tensor.numpy, some())) if found is None else found

@@ -15,8 +15,9 @@ from fedda.data.inside import Inside
 from fedda.data.load import open_site
 from fedda.data.naming import listed
 from fedda.data.own_columns import own_columns
-from fedda.data.pixels import EXTENSIONS, Encoded, read_images, sound
+from fedda.data.pixels import Encoded, read_images, sound
 from fedda.data.reader import Checked
+from fedda.data.samples import EXTENSIONS
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
 from fedda.data.unify import conform

@@ -16,7 +16,7 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +74,7 @@ class Cache:
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a set of this shape belongs on disk: more than 1 GB, or a quarter of memory."""
-        memory = system.memory()
-        return self._always or _size(shape) > min(LARGE, memory // 4)
+        return self._always or is_large(shape)
 
     def find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
         """The examples of an entry, or None if there is no sound one.
@@ -143,7 +142,12 @@ class Cache:
         keep_newest(others, KEPT - 1)  # a process that uses a deleted one keeps it open
 
 
-def key_of(contents: Sequence[bytes], *form: Any) -> str:
+def is_large(shape: tuple[int, ...]) -> bool:
+    """Whether a set of this shape, (N, channels, H, W) or (N, d), goes to disk by itself."""
+    return _size(shape) > min(LARGE, system.memory() // 4)
+
+
+def key_of(contents: Iterable[bytes], *form: Any) -> str:
     """The name of an entry.
 
     Args:
@@ -151,7 +155,10 @@ def key_of(contents: Sequence[bytes], *form: Any) -> str:
         form: everything else that decides over the values.
     """
     about = json.dumps([_LAYOUT, PIL.__version__, *form]).encode()
-    return hashlib.blake2b(about + b"".join(contents), digest_size=DIGEST).hexdigest()
+    total = hashlib.blake2b(about, digest_size=DIGEST)
+    for content in contents:
+        total.update(content)
+    return total.hexdigest()
 
 
 def _dtype(shape: tuple[int, ...]) -> torch.dtype:

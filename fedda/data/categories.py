@@ -12,7 +12,7 @@ is the number of it among those of its own file (`numbered`), which never leaves
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from fedda.data.naming import NOTHING, escaped, is_several, option, plain
+from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
 
 MOST = 64  # different texts of a column; of more they are names or notes
 FEW_NUMBERS = 16  # different numbers of a column that mean kinds; of more they are measurements
 LEAVING = "or leave these columns out with --columns values=age+weight"
+IMAGE_ENDINGS = tuple(EXTENSIONS)  # such a text names a file, and no kind of thing
 Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of their numbers
 
 _GAPS = {"", ".", *NOTHING}
@@ -36,12 +38,78 @@ logger = logging.getLogger("fedda.data")
 
 def number(value: Any) -> float | None:
     """A cell's number, NaN where it is a gap; None if it is neither."""
-    if value is None or (isinstance(value, str) and value.strip().lower() in _GAPS):
-        return math.nan
     try:
         return float(value)
     except (TypeError, ValueError):
-        return None
+        is_gap = value is None or (isinstance(value, str) and value.strip().lower() in _GAPS)
+        return math.nan if is_gap else None
+
+
+class ColumnCells:
+    """What a column's cells are, some at a time: numbers, or a few texts, each of which is one.
+
+    Attributes:
+        odd: the index of the first cell that is no number, and that cell, if they are neither.
+    """
+
+    def __init__(self) -> None:
+        self.odd: tuple[int, Any] | None = None
+        self._count, self._has_numbers = 0, False
+        self._first: tuple[int, Any] | None = None  # cell that is no number
+        self._plain: dict[str, str] = {}  # the plain name of each text
+        self._texts: dict[str, str] = {}  # the first text of each plain name
+
+    def add(self, values: Sequence[Any] | np.ndarray) -> None:
+        """Look at further cells."""
+        numbers = _numbers(values)
+        if isinstance(numbers, np.ndarray):
+            self._has_numbers |= not np.isnan(numbers).all()
+        else:
+            self._has_numbers |= any(n is not None and not math.isnan(n) for n in numbers)
+            texts = {i: values[i] for i, each in enumerate(numbers) if each is None}
+            i, cell = next(iter(texts.items()))
+            self._first = self._first or (self._count + i, cell)
+            if not self.odd:
+                self._add_texts(texts.values())
+        self._count += len(values)
+        if self._first and (self._has_numbers or len(self._texts) > MOST):
+            self.odd = self._first
+
+    def _add_texts(self, cells: Iterable[Any]) -> None:
+        for cell in cells:
+            text = _text(cell)
+            if text in self._plain:
+                continue
+            if is_several(cell) or _APART & {*text} or text.lower().endswith(IMAGE_ENDINGS):
+                self.odd = self._first
+                return
+            self._plain[text] = plain(text)
+            self._texts.setdefault(plain(text), text)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts, in the order of their numbers; none where all cells are numbers."""
+        return tuple(self._texts[key] for key in sorted(self._texts))
+
+    def numbers(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
+        """Cells that were looked at, as numbers, NaN at gaps -> float64 (n,)."""
+        found = _numbers(values)
+        if isinstance(found, np.ndarray):
+            return found
+        place = {key: float(i) for i, key in enumerate(sorted(self._texts))}
+        cells = zip(found, values, strict=True)
+        return np.array([place[self._plain[_text(v)]] if n is None else n for n, v in cells])
+
+
+def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray | list[float | None]:
+    """Cells as numbers, NaN at gaps -> float64 (n,); where some are neither, `number` of each."""
+    if isinstance(values, np.ndarray):
+        return values
+    try:
+        return np.fromiter(map(float, values), np.float64, len(values))
+    except (TypeError, ValueError):
+        found = [number(value) for value in values]
+        return found if None in found else np.array(found, np.float64)
 
 
 def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -52,18 +120,11 @@ def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     Raises:
         ValueError: they are neither; its argument is the index of a cell that is no number.
     """
-    numbers = [number(value) for value in values]
-    if None not in numbers:
-        return np.array(numbers, dtype=np.float64), ()
-    texts = {i: _text(values[i]) for i, each in enumerate(numbers) if each is None}
-    first = {plain(text): text for text in texts.values()}
-    mixed = any(each is not None and not math.isnan(each) for each in numbers)
-    odd = any(is_several(values[i]) or _APART & {*text} for i, text in texts.items())
-    if mixed or odd or len(first) > MOST:
-        raise ValueError(numbers.index(None))
-    place = {key: float(i) for i, key in enumerate(sorted(first))}
-    cells = [place[plain(texts[i])] if n is None else n for i, n in enumerate(numbers)]
-    return np.array(cells, dtype=np.float64), tuple(first[key] for key in place)
+    cells = ColumnCells()
+    cells.add(values)
+    if cells.odd:
+        raise ValueError(cells.odd[0])
+    return cells.numbers(values), cells.texts
 
 
 def listed_as(column: str, texts: Sequence[str]) -> str:
@@ -97,11 +158,6 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             raise DataError(
                 f"input.categories lists '{gap}' of the column {escaped(name)}, which means in "
                 "tables that there is none: leave it out, or give it another name in the files"
-            )
-        if len({*map(plain, values)}) < len(values):
-            raise DataError(
-                f"input.categories lists a value of the column {escaped(name)} twice, as case, "
-                "spaces and zeros make no difference: leave one out"
             )
     found = list[str]()
     for name in columns:

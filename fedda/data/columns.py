@@ -16,10 +16,14 @@ A folder is looked at in this order. Where a table calls a column otherwise, a s
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from fedda.data import file_lists, room
 from fedda.data.form import AS_IT_IS, Reading
@@ -39,8 +43,12 @@ _DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
 
 _DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
 _ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
-_ROWS = 64  # of a parquet file, read at a time
+_ROWS = 64  # read at a time of a file with texts or images, or of very many columns
+_FEW = 1 << 12  # cells of a CSV file: with more of them a processor's cache does not hold them
+_MANY = 1 << 18  # cells of a parquet file of numbers
+_BUFFER = 1 << 16  # bytes of each column of a parquet file
 
+Cells = Sequence[Any] | np.ndarray
 Columns = dict[str, list[Any]]
 
 
@@ -200,54 +208,109 @@ def read(file: Path, wanted: Sequence[str] = (), reading: Reading = AS_IT_IS) ->
         DataError: it cannot be read, has two columns of one name, or needs a package that is not
             installed.
     """
-    if file.suffix == file_lists.ENDING:
-        return _read_list(file)
-    if file.suffix.lower() == ".csv":
-        return _read_csv(file, wanted, reading)
-    arrow = file.suffix.lower() == ".arrow"
-    kind = "an Arrow" if arrow else "a parquet"
-    needed("pyarrow", "parquet", f"{file} is {kind} file, which")
-    try:
-        table = (_arrow if arrow else _parquet)(file, wanted, reading)
-        theirs = table.column_names
-        columns: Columns = table.rename_columns(_ours(theirs, reading)).to_pydict()
-        about = json.loads((table.schema.metadata or {}).get(b"huggingface", b"{}"))
-    except (OSError, ValueError, KeyError) as error:
-        kind = kind.partition(" ")[2]
-        raise DataError(f"{file} cannot be read as {kind} ({error}): write it again") from error
-    features = about.get("info", {}).get("features", {})
-    for name, its in zip(columns, theirs, strict=True):
-        if texts := features.get(its, {}).get("names"):  # numbers that have names
-            columns[name] = [_text(file, name, texts, v) for v in columns[name]]
+    first, *others = parts(file, wanted, reading)
+    columns = {name: [*values] for name, values in first.items()}
+    for some in others:
+        for name, values in some.items():
+            columns[name] += values
     return columns
 
 
-def _parquet(file: Path, wanted: Sequence[str], reading: Reading) -> Any:
-    """Some columns of a parquet file -> pyarrow.Table."""
-    parquet = import_module("pyarrow.parquet")
-    with parquet.ParquetFile(file) as opened:
-        schema, about = opened.schema_arrow, opened.metadata
-        names = _theirs(file, schema.names, wanted, reading)
-        chosen = {*names}
-        groups = (about.row_group(i) for i in range(about.num_row_groups))
-        columns = (group.column(i) for group in groups for i in range(group.num_columns))
-        its = (each for each in columns if each.path_in_schema.split(".")[0] in chosen)
-        _check_growth(file, sum(each.total_uncompressed_size for each in its))
-        found = _joined(file, opened.iter_batches(_ROWS, columns=names))
-    return found.replace_schema_metadata(schema.metadata) if found else schema.empty_table()
+def parts(
+    file: Path,
+    wanted: Sequence[str] = (),
+    reading: Reading = AS_IT_IS,
+    numbers: Collection[str] = (),
+) -> Iterator[Mapping[str, Cells]]:
+    """The same some rows at a time; the first part may have none, and names the columns.
 
+    Args:
+        file: it.
+        wanted: the columns; none: all.
+        reading: as the site says: names of columns.
+        numbers: columns of which only the values of numbers are wanted: where the file itself has
+            numbers they come as float64 (n,), NaN at gaps.
 
-def _joined(file: Path, batches: Iterable[Any]) -> Any | None:
-    """The batches of a file as one pyarrow.Table, if they do not outgrow it; None of none.
-
-    A value that occurs in many rows may lie in the file once.
+    Raises:
+        DataError: as `read`.
     """
-    some, size = [], 0
-    for batch in batches:
-        some.append(batch)
-        size += batch.nbytes
-        _check_growth(file, size)
-    return import_module("pyarrow").Table.from_batches(some) if some else None
+    if file.suffix == file_lists.ENDING:
+        yield _read_list(file)
+    elif file.suffix.lower() == ".csv":
+        yield from _of_csv(file, wanted, reading)
+    else:
+        yield from _of_arrow(file, wanted, reading, numbers)
+
+
+def _of_arrow(
+    file: Path, wanted: Sequence[str], reading: Reading, numbers: Collection[str]
+) -> Iterator[Mapping[str, Cells]]:
+    """The parts of a parquet file, or of one in Arrow's stream format."""
+    is_stream = file.suffix.lower() == ".arrow"
+    kind = "an Arrow" if is_stream else "a parquet"
+    arrow = needed("pyarrow", "parquet", f"{file} is {kind} file, which")
+    try:
+        with ExitStack() as stack:
+            if is_stream:
+                mapped = stack.enter_context(arrow.memory_map(str(file)))
+                opened = stack.enter_context(arrow.ipc.open_stream(mapped))
+                schema = opened.schema
+                theirs = _theirs(file, schema.names, wanted, reading)
+                found = (batch.select(theirs) for batch in opened)
+            else:
+                parquet = import_module("pyarrow.parquet")
+                # Else whole columns of a row group are in memory, and a file may have one group.
+                about = {"buffer_size": _BUFFER, "pre_buffer": False}
+                opened = stack.enter_context(parquet.ParquetFile(file, **about))
+                schema = opened.schema_arrow
+                theirs = _theirs(file, schema.names, wanted, reading)
+                _check_growth(file, _unpacked(opened.metadata, {*theirs}))
+                kinds = (schema.field(name).type for name in theirs)
+                short = all(map(arrow.types.is_primitive, kinds))  # a text may have any length
+                rows = max(_ROWS, _MANY // max(1, len(theirs))) if short else _ROWS
+                found = (
+                    batch.select(theirs) for batch in opened.iter_batches(rows, columns=theirs)
+                )
+            about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+            features = about.get("info", {}).get("features", {})
+            ours, size = _ours(theirs, reading), 0
+            yield {name: [] for name in ours}
+            for batch in found:
+                # A value that occurs in many rows may lie in the file once.
+                size += batch.nbytes
+                _check_growth(file, size)
+                some = dict[str, Cells]()
+                for name, its, column in zip(ours, theirs, batch.columns, strict=True):
+                    texts = features.get(its, {}).get("names")  # numbers that have names
+                    floats = _floats(arrow, column) if name in numbers and not texts else None
+                    some[name] = column.to_pylist() if floats is None else floats
+                    if texts:
+                        some[name] = [_text(file, name, texts, v) for v in some[name]]
+                yield some
+    except (OSError, ValueError, KeyError) as error:
+        kind = kind.partition(" ")[2]
+        raise DataError(f"{file} cannot be read as {kind} ({error}): write it again") from error
+
+
+def _unpacked(about: Any, chosen: Collection[str]) -> int:
+    """The bytes that some columns of a parquet file take, as its metadata says."""
+    groups = (about.row_group(i) for i in range(about.num_row_groups))
+    columns = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(
+        each.total_uncompressed_size
+        for each in columns
+        if each.path_in_schema.split(".")[0] in chosen
+    )
+
+
+def _floats(arrow: Any, column: Any) -> np.ndarray | None:
+    """A column of Arrow's numbers -> float64 (n,), NaN at gaps; None of other kinds of values."""
+    kind, types = column.type, arrow.types
+    if types.is_boolean(kind):
+        column = column.cast(arrow.int8())
+    elif not (types.is_integer(kind) or types.is_floating(kind)):
+        return None
+    return column.to_numpy(zero_copy_only=False).astype(np.float64)
 
 
 def _check_growth(file: Path, size: int) -> None:
@@ -256,15 +319,6 @@ def _check_growth(file: Path, size: int) -> None:
             f"{file} grows to more than {room.GROWTH} times its size, which no table of images "
             f"does: write it again"
         )
-
-
-def _arrow(file: Path, wanted: Sequence[str], reading: Reading) -> Any:
-    """Some columns of a file in Arrow's stream format -> pyarrow.Table."""
-    arrow = import_module("pyarrow")
-    with arrow.memory_map(str(file)) as mapped, arrow.ipc.open_stream(mapped) as stream:
-        names = _theirs(file, stream.schema.names, wanted, reading)
-        found = _joined(file, (batch.select(names) for batch in stream))
-        return found or stream.schema.empty_table().select(names)
 
 
 def _text(file: Path, column: str, texts: Sequence[str], number: int | None) -> str | None:
@@ -321,26 +375,32 @@ def _read_list(file: Path) -> Columns:
     return {"path": [line.path.as_posix() for line in found], "label": labels}
 
 
-def _read_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Columns:
+def _of_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Iterator[Mapping[str, Cells]]:
+    """The parts of a CSV file."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             there, rows = _rows_of(stream)
             there = _ours(there, reading)
-            names = _chosen(file, there, wanted)
-            columns: Columns = {name: [] for name in names}
             place = _places(there)
-            places = [(name, place[name]) for name in names]
-            for row in filter(None, rows):
-                if len(row) != len(there):
-                    raise DataError(
-                        f"{file} has more or fewer values than columns in line {rows.line_num}: "
-                        f"mend it, or put texts with commas into quotation marks"
-                    )
-                for name, place in places:
-                    columns[name].append(row[place])
+            places = {name: place[name] for name in _chosen(file, there, wanted)}
+            yield {name: () for name in places}
+            whole = _even(file, rows, len(there))
+            many = max(_ROWS, _FEW // max(1, len(there)))
+            while columns := [*zip(*islice(whole, many), strict=True)]:
+                yield {name: columns[at] for name, at in places.items()}
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
-    return columns
+
+
+def _even(file: Path, rows: Any, width: int) -> Iterator[list[str]]:
+    """The rows of a CSV file that are not empty, each of so many values."""
+    for row in filter(None, rows):
+        if len(row) != width:
+            raise DataError(
+                f"{file} has more or fewer values than columns in line {rows.line_num}: "
+                f"mend it, or put texts with commas into quotation marks"
+            )
+        yield row
 
 
 def _rows_of(stream: TextIO) -> tuple[list[str], Any]:

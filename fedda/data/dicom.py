@@ -22,9 +22,9 @@ from PIL import Image
 from fedda.data import room
 from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
+from fedda.data.samples import DICOM
 from fedda.errors import DataError
 
-ENDINGS = (".dcm", ".dicom")
 _LOOK = (
     *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration"),
@@ -62,7 +62,7 @@ class DicomHeader(NamedTuple):
 def is_one(file: Content) -> bool:
     """Whether a file is to be read as DICOM, by its ending, or in a table by its content."""
     if not hasattr(file, "content"):
-        return str(file).lower().endswith(ENDINGS)
+        return str(file).lower().endswith(DICOM)
     return file.read_bytes()[128:132] == b"DICM"
 
 

@@ -13,7 +13,8 @@ from fedda.data.columns import csvs
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
-from fedda.data.pixels import EXTENSIONS, Survey, broken, digest, read_images, sound, survey
+from fedda.data.pixels import Survey, broken, digest, read_images, sound, survey
+from fedda.data.samples import EXTENSIONS
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
 

@@ -151,7 +151,7 @@ def _own(
         return found
     if own.gaps.empty and isinstance(site, ArrayFile):
         (notice or logger.warning)(empty_columns(own.gaps, site.columns(len(own.gaps.seen))))
-    return own.of(found)
+    return own.of(found, spare=isinstance(site, ArrayFile))
 
 
 def _heard(notice: Notice, reading: Reading) -> Callable[[str], object]:
@@ -261,7 +261,7 @@ def identities(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> lis
     It does not depend on the shape that a run wants. A source's digests cover the labels, too; a
     target's labels are not read.
     """
-    return open_site(path, reading).identities(role)
+    return [*open_site(path, reading).identities(role)]
 
 
 def names(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
@@ -284,8 +284,9 @@ def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
 def _shared(site: Site) -> str:
     """A warning about test examples that are training examples, too; empty if there are none."""
     tests = site.tests()
-    train = set(site.identities("target")) if tests else set()
-    both = sum(one in train for one in tests)
+    different = {*tests}
+    shared = {one for one in site.identities("target") if one in different} if tests else {}
+    both = sum(one in shared for one in tests)
     return (
         f"{both} of the {len(tests)} test examples are also training examples, so the accuracy at "
         f"this site would be too good: remove them from one of both"

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedda.data.columns import headings, samples_of
 from fedda.data.file_lists import ENDING as LIST
 from fedda.data.naming import listed
-from fedda.data.pixels import EXTENSIONS
+from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
 
 _LABELS = ("label", "class", "classname", "category", "diagnosis", "dx", "target", "y")

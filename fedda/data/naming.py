@@ -13,19 +13,18 @@ sets, such as training and test, only the names are comparable: every set may nu
 import hashlib
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
+from fedda.config import WHOLE, plain
 from fedda.errors import DataError
 
 NOTHING = frozenset({"nan", "null", "none", "na", "n/a", "<na>", "#n/a", "nat", "?", "-"})
 _NONE = NOTHING | {"inf", "-inf", "unlabeled", "unlabelled"}
 _NEGATIVE = re.compile(r"-\d+(\.0*)?")
 _FRACTION = re.compile(r"-?\d*\.\d*[1-9]\d*")
-_WHOLE = re.compile(r"\d+(\.0*)?")
 _SEVERAL = re.compile(r".*[|;].*|\[.*,.*\]|\{.*\}|\(.*,.*\)", re.DOTALL)
 _JOINED = re.compile(r"[,+&/]")
 _BRIEF = 2**14  # letters of all names of columns that travel with each request
@@ -61,17 +60,20 @@ def names(
     Raises:
         DataError: one of them names no class, or two would name one class twice.
     """
-    found = []
+    found, known = [], dict[str, str]()  # each different one is looked at, and in memory, once
     for i, value in enumerate(values):
         text = _text(value)
         if not text:
             raise DataError(f"{whose} has no label in {at(i)}: fill or remove it")
-        odd = "a measurement: give whole numbers, or names" if _FRACTION.fullmatch(text) else ""
-        if why := odd or fault(text) or (_MANY if is_several(value) else ""):
+        why = "" if text in known else fault(text)
+        if _FRACTION.fullmatch(text):
+            why = "a measurement: give whole numbers, or names"
+        if why := why or (_MANY if is_several(value) else ""):
             raise DataError(f"{whose} has the label {quoted(text)} in {at(i)}, {why}")
-        found.append(text)
-    if all(_WHOLE.fullmatch(text) for text in found):  # of a column with gaps, 1 is written as 1.0
-        found = [text.partition(".")[0] for text in found]
+        found.append(known.setdefault(text, text))
+    if all(map(WHOLE.fullmatch, known)):  # of a column with gaps, 1 is written as 1.0
+        known = {text: text.partition(".")[0] for text in known}
+        found = [known[text] for text in found]
     known = dict.fromkeys(found)
     for text in known:
         parts = [part.strip() for part in _JOINED.split(text)]
@@ -167,15 +169,6 @@ def is_several(value: Any) -> bool:
     return not isinstance(value, str | bytes) and hasattr(value, "__len__")
 
 
-def plain(name: str) -> str:
-    """A name without case, spaces and zeros, and with accents in one way of several to write them.
-
-    So of whole numbers that are one and the same there is one name.
-    """
-    text = "".join(unicodedata.normalize("NFC", name).lower().split())
-    return text.partition(".")[0].lstrip("0") or "0" if _WHOLE.fullmatch(text) else text
-
-
 def escaped(name: str) -> str:
     """A name in one line: what is no plain text becomes escapes."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
@@ -214,7 +207,7 @@ def _check_alike(names: Iterable[str], whose: object) -> None:
     """Refuse names of one and the same number."""
     numbers: dict[str, str] = {}
     for name in names:
-        other = numbers.setdefault(plain(name), name) if _WHOLE.fullmatch(name) else name
+        other = numbers.setdefault(plain(name), name) if WHOLE.fullmatch(name) else name
         if other != name:
             raise DataError(
                 f"{whose} has the labels {other!r} and {name!r}, which are one number: write them "

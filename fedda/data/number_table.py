@@ -10,31 +10,35 @@ A table is one of numbers if it has none of the columns that name images. An emp
 and the like are gaps. `--columns values=age+sex+chol` names the columns to take, in their order;
 one that the table lacks is all gaps. The arrays are those that an .npz file would hold
 (`fedda.data.npz`); a target's training labels are not read.
+
+A table may be larger than memory. It is read some rows at a time, and more than once: first for the
+number of its rows and the texts of its columns (`Outline`), which are small and are remembered
+while the file does not change, then for its numbers.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import naming, npy
-from fedda.data.categories import Texts, number, numbered, taken
-from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, read, samples_of
+from fedda.data import columns, naming, npy
+from fedda.data.categories import IMAGE_ENDINGS, ColumnCells, Texts, number, taken
+from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, samples_of
 from fedda.data.form import Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed
 from fedda.data.npz import Npz
-from fedda.data.pixels import EXTENSIONS
+from fedda.data.odd_values import OddColumns
 from fedda.errors import DataError
 
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas calls row numbers in a file
-IMAGE_ENDINGS = tuple(EXTENSIONS)  # such a text names a file, and no kind of thing
-LEAST = 40  # values, of which it means something that no two are the same
 
 
 def file_of(path: Path, reading: Reading) -> Path | None:
@@ -60,6 +64,22 @@ def can_be_site(file: Path, reading: Reading) -> bool:
 def _of_images(there: Sequence[str], reading: Reading) -> bool:
     """Whether a table with these columns is one of images, or is said to be."""
     return bool({*IMAGES} & {*there, *reading.named})
+
+
+class Outline(NamedTuple):
+    """What is known of a table before its numbers are read.
+
+    Attributes:
+        length: how many rows it has.
+        cells: what the cells of its columns of numbers are.
+        splits: the different values of its column split; empty if it has none.
+        which: the place of each row's among them, int32 (N,).
+    """
+
+    length: int
+    cells: Mapping[str, ColumnCells]
+    splits: tuple[Any, ...]
+    which: np.ndarray
 
 
 class NumberTable(Npz):
@@ -88,23 +108,21 @@ class NumberTable(Npz):
                 f"{listed(there, 12)}): columns of numbers are needed, or path, which names image "
                 "files; give a table with some, or name them with --columns values=age+weight"
             )
-        rows = self._column("split") if "split" in there else None
-        self._rows_of = {"": None} if rows is None else self._parts(rows)
-        after = {part: f"_{part}" if part else "" for part in self._rows_of}
+        self._parts = self._splits() if "split" in there else {"": None}
+        after = {part: f"_{part}" if part else "" for part in self._parts}
         self.keys = tuple(f"x{end}" for end in after.values())
         self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
-        self._known: dict[str, np.ndarray] = {}
-        self._found: Texts | None = None
+        self._labels = cache(self._read_labels)
 
     def _named(self) -> tuple[str, ...]:
         return self._names
 
     @property
     def texts(self) -> Texts:
-        if self._found is None:
-            self._array(self.keys[0])
-        assert self._found is not None, "the columns have been read"
-        return self._found
+        cells = self._checked().cells
+        return {
+            name: cells[name].texts for name in self._names if name in cells and cells[name].texts
+        }
 
     def _check_labels(self) -> None:
         """Refuse labels that would be taken for measurements, as a target's then would leave it."""
@@ -125,20 +143,21 @@ class NumberTable(Npz):
         return tuple(sorted({*self._labels(y)}))
 
     def odd_columns(self, x: str, y: Tensor | None) -> list[str]:
-        found, array = [], self._array(x)
+        found, odd = [], OddColumns(len(self._names), y)
         if passed := [name for name in self._indices if name not in self._names]:
             found.append(
                 f"the column {listed([repr(name) for name in passed])} has row numbers, as pandas "
                 "writes them, and is passed over"
             )
-        for name, values in zip(map(naming.escaped, self._names), array.T, strict=True):
-            here = values[~np.isnan(values)]
-            if len(here) >= LEAST and not (here % 1).any() and len(np.unique(here)) == len(here):
+        any(not odd.add(rows) for rows in self._rows(x, 1))  # until none can be odd any more
+        tells = odd.tells
+        for i, name in enumerate(map(naming.escaped, self._names)):
+            if odd.is_identifier(i):
                 found.append(
                     f"the column {name} has another whole number in each row, as identifiers have: "
                     "leave it out if it is one, or call it id"
                 )
-            if y is not None and _tells(values, y.numpy()):
+            if tells[i]:
                 found.append(
                     f"the column {name} alone says each row's class: leave it out if it is not "
                     "known where the model will be used"
@@ -162,77 +181,129 @@ class NumberTable(Npz):
         name = next((name for name in KEYS if name in there), "")
         return [str(v or "") for v in self._chosen(x, self._column(name))] if name else []
 
-    def _labels(self, y: str) -> list[str]:
+    def _read_labels(self, y: str) -> list[str]:
+        """The label of each row of a split, as a text."""
         return naming.names(self._chosen(y, self._column("label")), self.path)
 
-    def _parts(self, splits: list[Any]) -> dict[str, list[int] | None]:
-        """The rows of each split."""
+    def _splits(self) -> dict[str, int | None]:
+        """The splits, each with its place among those of the outline."""
+        splits, which = self._outline().splits, self._outline().which
         train = self._reading_of.split or "train"
-        odd = [i for i, each in enumerate(splits) if each not in (*SPLITS, train)]
+        odd = [place for place, each in enumerate(splits) if each not in (*SPLITS, train)]
         if odd and not self._reading_of.split:
             raise DataError(
-                f"{self.path} has the split {splits[odd[0]]!r} in row {odd[0] + 1}: train or test "
-                "is needed in each row, or name the split to train on with --split"
+                f"{self.path} has the split {splits[odd[0]]!r} in row "
+                f"{int(np.argmax(which == odd[0])) + 1}: train or test is needed in each row, or "
+                "name the split to train on with --split"
             )
-        parts = {part: [i for i, each in enumerate(splits) if each == part] for part in {*splits}}
-        return {str(part): parts[part] for part in sorted(parts)}
+        return {str(splits[i]): i for i in sorted(range(len(splits)), key=lambda i: str(splits[i]))}
 
-    def _chosen(self, key: str, values: list[Any]) -> list[Any]:
+    def _is_in(self, key: str, first: int = 0, last: int | None = None) -> np.ndarray | None:
+        """Whether some rows are in the split of an array -> bool (n,); None: all are."""
+        place = self._parts[key[2:]]
+        return None if place is None else self._outline().which[first:last] == place
+
+    def _chosen(self, key: str, values: Iterable[Any]) -> list[Any]:
         """The values of a split's rows."""
-        rows = self._rows_of[key[2:]]
-        return values if rows is None else [values[i] for i in rows]
+        rows = self._is_in(key)
+        return [*values] if rows is None else [*compress(values, rows)]
 
-    def _column(self, name: str) -> list[Any]:
-        return read(self.path, (name,), self._reading_of)[name]
+    def _column(self, name: str) -> Iterator[Any]:
+        """A column's values, of which those that are one and the same text take memory once."""
+        known = dict[str, str]()
+        for some in columns.parts(self.path, (name,), self._reading_of):
+            for value in some[name]:
+                yield known.setdefault(value, value) if isinstance(value, str) else value
+
+    def _outline(self) -> Outline:
+        its = self.path.stat()
+        said = Reading(columns=self._reading_of.columns)
+        return _outline(self.path, (its.st_ino, its.st_size, its.st_mtime_ns), self._names, said)
+
+    def _checked(self) -> Outline:
+        """The outline.
+
+        Raises:
+            DataError: a column has neither numbers nor a few texts.
+        """
+        found = self._outline()
+        for name in self._names:
+            its = found.cells.get(name)
+            if its is not None and its.odd is not None:
+                raise self._neither(name, *its.odd)
+        return found
+
+    def _neither(self, name: str, row: int, cell: Any) -> DataError:
+        """The error of a cell that makes a column one of neither numbers nor a few texts."""
+        there = headings(self.path, self._reading_of)
+        is_file = str(cell).lower().endswith(IMAGE_ENDINGS)
+        return DataError(
+            f"{self.path} has {str(cell)[:40]!r} in row {row + 1} of its column "
+            f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
+            "without commas, are needed where no column path names image files; write numbers, "
+            "with a decimal point, or name the columns with "
+            + self._advice(f"path={name}" if is_file else "values=age+weight")
+        )
 
     def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype]:
-        array = self._array(key)
-        return array.shape, array.dtype
-
-    def _array(self, key: str) -> np.ndarray:
-        """The numbers of a split -> float32 (n, d)."""
-        if key not in self._known:
-            found = read(self.path, self._names, self._reading_of)
-            n = len(next(iter(found.values())))
-            self.check_room(key, 4 * n * len(self._names))
-            gap = np.full(n, np.nan, np.float32)
-            texts: dict[str, Sequence[str]] = {}
-            every = [self._numbers(name, found[name], texts) if name in found else gap
-                     for name in self._names]  # fmt: skip
-            whole, self._found = np.stack(every, axis=1), texts
-            parts = {f"x_{p}" if p else "x": rows for p, rows in self._rows_of.items()}
-            self._known = {k: whole if rows is None else whole[rows] for k, rows in parts.items()}
-        return self._known[key]
+        rows, count = self._is_in(key), self._checked().length
+        n = count if rows is None else int(rows.sum())
+        return (n, len(self._names)), np.dtype(np.float32)
 
     def _rows(self, key: str, batch: int) -> Iterator[np.ndarray]:
-        array = self._array(key)
-        many = npy.at_a_time(array.shape, array.dtype.itemsize, batch)
-        yield from (array[i : i + many] for i in range(0, len(array), many))
+        """The numbers of a split, some rows at a time -> float32 (n, d)."""
+        outline, done, filled = self._checked(), 0, 0
+        d = len(self._names)
+        block = np.empty((npy.at_a_time((0, d), 4, batch), d), np.float32)
+        for some in columns.parts(self.path, self._names, self._reading_of, self._names):
+            n = len(next(iter(some.values())))
+            rows = self._is_in(key, done, done + n)
+            done += n
+            try:
+                found = self._numbers(outline.cells, some, n)
+                found = found if rows is None else found[rows]
+            except LookupError:
+                raise self._changed() from None
+            while len(found):
+                some_of = found[: len(block) - filled]
+                block[filled : filled + len(some_of)] = some_of
+                filled, found = filled + len(some_of), found[len(some_of) :]
+                if filled == len(block):
+                    yield block
+                    block, filled = np.empty_like(block), 0
+        if done != outline.length:
+            raise self._changed()
+        if filled:
+            yield block[:filled]
 
-    def _numbers(self, name: str, values: list[Any], texts: dict[str, Sequence[str]]) -> np.ndarray:
-        """A column's values -> float32 (n,), NaN at its gaps; texts are added to the others'."""
-        try:
-            numbers, its = numbered(values)
-            if any(text.lower().endswith(IMAGE_ENDINGS) for text in its):
-                raise ValueError(next(i for i, v in enumerate(values) if number(v) is None))
-        except ValueError as error:
-            row, there = error.args[0], headings(self.path, self._reading_of)
-            is_file = str(values[row]).lower().endswith(IMAGE_ENDINGS)
-            raise DataError(
-                f"{self.path} has {str(values[row])[:40]!r} in row {row + 1} of its column "
-                f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
-                "without commas, are needed where no column path names image files; write numbers, "
-                "with a decimal point, or name the columns with "
-                + self._advice(f"path={name}" if is_file else "values=age+weight")
-            ) from None
-        texts |= {name: its} if its else {}
+    def _changed(self) -> DataError:
+        return DataError(f"{self.path} has changed while it was read: start again")
+
+    def _numbers(
+        self, cells: Mapping[str, ColumnCells], some: Mapping[str, columns.Cells], n: int
+    ) -> np.ndarray:
+        """Some rows as numbers -> float32 (n, d), NaN at gaps."""
+        found = np.full((n, len(self._names)), np.nan, np.float32)
         with np.errstate(over="ignore"):  # infinite then, which is refused
-            return numbers.astype(np.float32)
+            for i, name in enumerate(self._names):
+                if name in some:
+                    found[:, i] = cells[name].numbers(some[name])
+        return found
 
 
-def _tells(values: np.ndarray, y: np.ndarray) -> bool:
-    """Whether a column has one value in each class, and another in each other."""
-    each = [np.unique(values[y == c]) for c in np.unique(y)]
-    return len(each) > 1 and len(np.unique(np.concatenate(each))) == len(each) == sum(
-        map(len, each)
-    )
+@lru_cache(maxsize=4)
+def _outline(
+    path: Path, state: tuple[int, ...], names: tuple[str, ...], reading: Reading
+) -> Outline:
+    """The outline of a file in some state, with some columns of numbers."""
+    count, cells, known = 0, dict[str, ColumnCells](), {*names}
+    splits, which = dict[Any, int](), [np.empty(0, np.int32)]
+    for some in columns.parts(path, (*names, "split"), reading, names):
+        count += len(next(iter(some.values())))
+        for name, values in some.items():
+            if name in known:
+                cells.setdefault(name, ColumnCells()).add(values)
+        if "split" in some:
+            its = (splits.setdefault(value, len(splits)) for value in some["split"])
+            which.append(np.fromiter(its, np.int32))
+    return Outline(count, cells, tuple(splits), np.concatenate(which))

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedda.data.depth import Brightness, Light
 from fedda.data.naming import listed
 
+LEAST = 40  # values, of which it means something that no two are the same
 FAR = 100  # a column whose values are so many times the others' is of another scale
 
 
@@ -69,3 +71,49 @@ def _odd_columns(size: Tensor, names: Sequence[str]) -> str:
         f"brings each column to a mean of 0 and a deviation of about 1 at each site, or use units "
         f"in which all are about 1"
     )
+
+
+class OddColumns:
+    """Which columns may be no measurements, found some rows at a time.
+
+    Args:
+        d: how many there are.
+        y: the labels of all rows (N,), if they are known.
+    """
+
+    def __init__(self, d: int, y: Tensor | None) -> None:
+        self._whole: dict[int, list[np.ndarray]] = {i: [] for i in range(d)}
+        self._y, self._done = None if y is None else y.numpy(), 0
+        self._of_class: dict[int, np.ndarray] = {}  # the values of a class's first row, (d,)
+        self._one_each = np.full(d, y is not None)
+
+    def add(self, rows: np.ndarray) -> bool:
+        """Look at further rows (n, d) -> whether there is a column that may still be odd."""
+        for i in [*self._whole]:
+            own = rows[:, i][~np.isnan(rows[:, i])]
+            self._whole[i].append(own)
+            if (own % 1).any() or len(np.unique(own)) < len(own):
+                del self._whole[i]
+        if self._y is not None and self._one_each.any():
+            y = self._y[self._done : self._done + len(rows)]
+            for c in np.unique(y):
+                its = rows[y == c]
+                first = self._of_class.setdefault(int(c), its[0])
+                alike = (its == first) | (np.isnan(its) & np.isnan(first))
+                self._one_each &= alike.all(axis=0)
+        self._done += len(rows)
+        return bool(self._whole) or bool(self._one_each.any())
+
+    def is_identifier(self, i: int) -> bool:
+        """Whether column i has another whole number in each of many rows."""
+        every = np.concatenate([np.empty(0), *self._whole.get(i, ())])
+        return len(every) >= LEAST and len(np.unique(every)) == len(every)
+
+    @property
+    def tells(self) -> np.ndarray:
+        """Whether a column has one value in each class, and another in each other -> bool (d,)."""
+        if len(self._of_class) < 2:
+            return np.zeros_like(self._one_each)
+        each = np.stack([*self._of_class.values()])  # (C, d)
+        different = [len(np.unique(column)) == len(column) for column in each.T]
+        return self._one_each & np.array(different)

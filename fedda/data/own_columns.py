@@ -26,10 +26,12 @@ from torch import Tensor
 from fedda.data.form import Reading
 from fedda.data.gaps import CHUNK, Gaps, gaps_of
 from fedda.data.sets import Examples, refused_gaps
+from fedda.data.stored import Stored
 from fedda.errors import DataError
 
 E = TypeVar("E", bound=Examples)
 
+CELLS = 1 << 22  # values that are copied at a time
 LEAST = 40  # vectors, of which a mean and a deviation say something
 
 
@@ -66,15 +68,31 @@ class OwnColumns:
             self.mean, self.divisor = _given(reading, x.shape[1], where)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The same vectors without gaps, scaled -> float32 (N, d), or with indicators (N, 2 d)."""
+        """The same vectors without gaps, scaled -> float32 (N, d), or with indicators (N, 2 d).
+
+        Those that stay in a file change when they are read.
+        """
+        if isinstance(x, Stored):
+            return x.changed(self)
         missing = x.isnan()
         filled = torch.where(missing, self.middle, x.float())
         found = (filled - self.mean) / self.divisor
         return torch.cat([found, missing.float()], dim=1) if self._indicator else found
 
-    def of(self, examples: E) -> E:
-        """The same examples, filled and scaled."""
-        return replace(examples, x=self(examples.x))
+    def of(self, examples: E, spare: bool = False) -> E:
+        """The same examples, filled and scaled.
+
+        Args:
+            examples: them.
+            spare: whether nobody else has their vectors, so that these are written over where they
+                lie in memory: large ones need no room a second time.
+        """
+        x = examples.x
+        if not spare or self._indicator or isinstance(x, Stored):
+            return replace(examples, x=self(x))
+        for some in x.split(CHUNK):
+            some.copy_(self(some))
+        return examples
 
 
 def own_columns(
@@ -127,6 +145,11 @@ def _moments(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
 
 def _median(x: Tensor, gaps: Gaps) -> Tensor:
     """The median of each column's own values -> float32 (d,); 0 where it has none."""
-    some = x.numpy().copy()
-    some[:, gaps.empty] = 0
-    return torch.from_numpy(np.nanmedian(some, axis=0).astype(np.float32))
+    found = torch.zeros(x.shape[1])
+    few = max(1, CELLS // len(x))  # columns at a time, as the median needs a copy
+    for some in filter(len, gaps.seen.nonzero().flatten().split(few)):
+        own = torch.empty(len(x), len(some))
+        for rows, into in zip(x.split(CHUNK), own.split(CHUNK), strict=True):
+            into.copy_(rows[:, some])
+        found[some] = torch.from_numpy(np.nanmedian(own.numpy(), axis=0).astype(np.float32))
+    return found

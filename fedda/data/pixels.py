@@ -26,10 +26,6 @@ from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")
 
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}).union(
-    dicom.ENDINGS
-)
-
 _GRAY = frozenset({"1", "L", "LA", "La"}) | (samples.DEEP - {"I"})
 _COLOUR = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"})
 _PAGED = frozenset({"PNG", "WEBP", "TIFF"})  # formats that may hold several images
@@ -169,7 +165,7 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
 
     if form.cache is not None and form.cache.takes(shape):
         said = form.gray.bits if form.gray.window is None else form.gray.window
-        key = key_of(list(_each(digest, files)), *shape[1:], form.size, form.resize, said)
+        key = key_of(_each(digest, files), *shape[1:], form.size, form.resize, said)
         found = form.cache.find(key, shape)
         return form.cache.make(key, shape, images()) if found is None else found
     x = torch.empty(shape, dtype=torch.uint8)

@@ -1,6 +1,7 @@
 """Examples that stay in a file: a tensor whose rows are read when they are asked for."""
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,6 +49,24 @@ class Rows:
         return found
 
 
+class ChangedRows:
+    """Rows of a file that become others whenever they are read.
+
+    Args:
+        rows: as they are.
+        change: takes some (n, ...) and gives as many, each of which depends on its own row alone.
+    """
+
+    def __init__(self, rows: "Rows | ChangedRows", change: Callable[[Tensor], Tensor]) -> None:
+        self._rows, self._change = rows, change
+        one = self.read(np.arange(1))
+        self.shape, self.dtype = (rows.shape[0], *one.shape[1:]), one.dtype
+
+    def read(self, chosen: np.ndarray) -> Tensor:
+        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
+        return self._change(self._rows.read(chosen))
+
+
 class Stored(Tensor):
     """uint8 or float32 (n, ...): some rows of a file, in an order.
 
@@ -56,11 +75,11 @@ class Stored(Tensor):
     is that of an ordinary tensor.
     """
 
-    _rows: Rows
+    _rows: Rows | ChangedRows
     _order: np.ndarray
 
     @staticmethod
-    def __new__(cls, rows: Rows, order: np.ndarray) -> "Stored":
+    def __new__(cls, rows: Rows | ChangedRows, order: np.ndarray) -> "Stored":
         shape = (len(order), *rows.shape[1:])
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype)  # type: ignore[attr-defined]
         made._rows, made._order = rows, order
@@ -74,6 +93,10 @@ class Stored(Tensor):
     def take_rows(self, chosen: Tensor) -> "Stored":
         """The rows at some indices, in that order, without reading them."""
         return Stored(self._rows, self._order[chosen.numpy()])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Stored":
+        """The same rows, of which each becomes another when it is read (`ChangedRows`)."""
+        return Stored(ChangedRows(self._rows, change), self._order)
 
     def read(self) -> Tensor:
         """All chosen rows, in memory."""
