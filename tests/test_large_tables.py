@@ -14,8 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from clients.site.memory import Site
 from fedda import data
 from fedda.cli import app
+from fedda.config import Inputs
 from fedda.data import Reading, cache, columns, npy
 from fedda.data.cache import Cache
 from fedda.data.own_columns import OwnColumns
@@ -125,6 +127,20 @@ def test_what_stays_on_disk_is_filled_and_scaled_as_in_memory(
     tests = [data.load_evaluation(table, reading=reading, cache=c) for c in (None, place)]
     assert tests[0] is not None and tests[1] is not None and bits(tests[0].x) == bits(tests[1].x)
     assert len(data.identities(table, "source", reading)) == len(TRAIN)
+
+
+def test_a_site_trains_on_a_coded_table_that_stays_on_disk(table: Path, tmp_path: Path) -> None:
+    names = ("float", "kind=ash", "kind=Beech", "kind=oak", "whole-gaps")
+    inputs = Inputs((5,), "stretch", "own", "mean", names)
+    node = {"role": "source", "data": str(table), "name": "x", "min-images": 16}
+    node |= {"reproducible": True, "columns": "values=float+kind+whole-gaps"}
+    plain = Site(node).training(inputs)
+    kept = Site(node | {"cache": "disk", "state-dir": str(tmp_path / "state")}).training(inputs)
+    assert isinstance(kept.x, Stored) and bits(kept.x) == bits(plain.x) and len(plain) > 100
+    assert bits(kept.x[torch.tensor([7, 2])]) == bits(plain.x[[7, 2]])
+    (file,) = (tmp_path / "state").rglob("*.images")
+    assert file.stat().st_mode & 0o77 == 0
+    assert len({*plain.x[:, 1].tolist()}) == 3  # ash, other kinds, and what fills gaps
 
 
 def test_odd_columns_are_found_across_parts(table: Path) -> None:

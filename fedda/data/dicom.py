@@ -41,22 +41,25 @@ class Content(Protocol):
     def read_bytes(self) -> bytes: ...
 
 
-class DicomHeader(NamedTuple):
-    """What of a file's header is used.
+class Header(NamedTuple):
+    """What of an image file's header is used.
 
     Attributes:
         width: in pixels.
         height: in pixels.
         channels: 1 or 3.
-        scale: the values that are black and white where the run says nothing; None in colour.
+        bits: of gray: 8 to 16, or 32 without a scale; 0 in DICOM.
+        scale: of DICOM: the values that are black and white where the run says nothing; None in
+            colour.
         own: whether the file says them itself.
     """
 
     width: int
     height: int
     channels: int
-    scale: Window | None
-    own: bool
+    bits: int
+    scale: Window | None = None
+    own: bool = False
 
 
 def is_one(file: Content) -> bool:
@@ -66,7 +69,7 @@ def is_one(file: Content) -> bool:
     return file.read_bytes()[128:132] == b"DICM"
 
 
-def header(file: Content) -> DicomHeader:
+def header(file: Content) -> Header:
     """Read how large a file's image is, and how it is to be seen, without its pixels."""
     return _seen(_parsed(file, _LOOK), file)
 
@@ -156,7 +159,7 @@ def _inflated(pydicom: Any, stream: BinaryIO, names: tuple[str, ...], file: Cont
     return read(room.SMALL + values * min(int(found.BitsAllocated), 32) // 8, pixels=True)
 
 
-def _seen(found: Any, file: Content) -> DicomHeader:
+def _seen(found: Any, file: Content) -> Header:
     try:
         frames = int(found.get("NumberOfFrames") or 1)
         kind, channels = _photometric(found), int(found.SamplesPerPixel)
@@ -165,28 +168,23 @@ def _seen(found: Any, file: Content) -> DicomHeader:
     except Exception:  # a value that is missing or no number
         raise _unreadable(file) from None
     room.check_pixels(file, width, height, max(1, frames))
+    bits = int(found.BitsStored)
+    odd = ""
     if found.get("ModalityLUTSequence"):
-        raise _error(
-            file, "has a lookup table of its values, which is not read: save it with its values"
-        )
-    if int(found.get("HighBit") or found.BitsStored - 1) != int(found.BitsStored) - 1:
-        raise _error(
-            file, "has values that do not end at their lowest bit, which is not read: save it again"
-        )
-    if channels == 3 and int(found.BitsStored) != 8:
-        raise _error(file, "has colours of other than 8 bits: convert it to an 8-bit RGB image")
-    if frames > 1:
-        raise _error(
-            file,
-            f"holds {frames} frames, but one image is needed: save the one to use as a file of its "
-            "own",
-        )
-    colour = channels == 3 and (kind == "RGB" or kind.startswith("YBR"))
-    if not colour and (channels, kind in _GRAY) != (1, True):
-        raise _error(
-            file, "has neither gray nor RGB pixels (it may have a palette): convert it to one"
-        )
-    return DicomHeader(width, height, channels, scale, own)
+        odd = "has a lookup table of its values, which is not read: save it with its values"
+    elif int(found.get("HighBit") or bits - 1) != bits - 1:
+        odd = "has values that do not end at their lowest bit, which is not read: save it again"
+    elif channels == 3 and bits != 8:
+        odd = "has colours of other than 8 bits: convert it to an 8-bit RGB image"
+    elif frames > 1:
+        odd = f"holds {frames} frames, but one image is needed: save that as a file of its own"
+    elif channels == 3 and (kind == "RGB" or kind.startswith("YBR")):
+        pass
+    elif (channels, kind in _GRAY) != (1, True):
+        odd = "has neither gray nor RGB pixels (it may have a palette): convert it to one"
+    if odd:
+        raise _error(file, odd)
+    return Header(width, height, channels, 0, scale, own)
 
 
 def _scale(found: Any) -> tuple[Window, bool]:

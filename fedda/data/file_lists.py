@@ -125,7 +125,7 @@ def _of_renamed(place: Path, classes: set[str]) -> list[tuple[Path, str]]:
     """The lists in a domain's folder that has another name than they, such as clp for clipart."""
     of: dict[str, list[tuple[Path, str]]] = {}
     for file in sorted(place.glob(f"*_*{ENDING}")):
-        stem = _plain(file.stem)
+        stem = key(file.stem)
         for split in (s for end, s in _SPLITS.items() if stem.endswith(end) and file.is_file()):
             with suppress(DataError):  # it is no list
                 if {line.path.parent.name for line in lines(file)} <= classes:
@@ -135,13 +135,14 @@ def _of_renamed(place: Path, classes: set[str]) -> list[tuple[Path, str]]:
 
 def _lists(place: Path, domains: list[Path]) -> Iterator[tuple[Path, str]]:
     """The lists in a folder that are of some domains, each with its split."""
-    names = {_plain(folder.name) for folder in domains}
+    names = {key(folder.name) for folder in domains}
     for file in sorted(place.glob(f"*_*{ENDING}")) if names else ():
-        stem = _plain(file.stem)
+        stem = key(file.stem)
         its = (s for end, s in _SPLITS.items() if stem.removesuffix(end) in names - {stem})
         if (split := next(its, None)) and file.is_file():
             yield file, split
 
 
-def _plain(name: str) -> str:
+def key(name: str) -> str:
+    """A name without case, spaces and punctuation, for comparing names."""
     return re.sub(r"[^0-9a-z]", "", name.lower())

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from fedda.data import named_files, naming
 from fedda.data.columns import csvs
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
-from fedda.data.pixels import Survey, broken, digest, read_images, sound, survey
+from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sound, survey
 from fedda.data.samples import EXTENSIONS
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
@@ -68,7 +66,7 @@ class ImageFolder:
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         files = self._source_files()
         self._test_files_of(files)
-        return _labelled(files, tuple(files), form, progress)
+        return labelled(*_flat(files), tuple(files), form, progress)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         return Unlabelled(read_images(self._target_files(), form, progress))
@@ -81,18 +79,17 @@ class ImageFolder:
         # train/ need not be classes, so there the test folders alone may name the classes.
         names = tuple(folder.name for folder in listing(self._train, self._inside).folders)
         classes = names if set(files) <= set(names) else tuple(files)
-        return _labelled(files, classes, form, progress)
+        return labelled(*_flat(files), classes, form, progress)
 
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the files; a source's cover their class, too."""
         if role == "target":
             return [digest(file) for file in self._target_files()]
-        by_class = self._source_files().items()
-        return [digest(file, name) for name, files in by_class for file in files]
+        return [*map(digest, *_flat(self._source_files()))]
 
     def tests(self) -> list[bytes]:
         """Digests of the labelled test images, without their classes."""
-        return [digest(file) for files in self._test_files().values() for file in files]
+        return [*map(digest, _flat(self._test_files())[0])]
 
     def names(self) -> list[str]:
         """The path of each image that a target trains on, in the order of `target`."""
@@ -100,20 +97,15 @@ class ImageFolder:
 
     def broken(self, role: Role) -> list[str]:
         """A sentence for each image file that cannot be read, those of the test included."""
-        files = (
-            [file for files in self._source_files().values() for file in files]
-            if role == "source"
-            else sorted(self._target_files())
-        )
-        files += [file for files in self._test_files().values() for file in files]
-        return broken(files, self._gray)
+        own = role == "source"
+        train = _flat(self._source_files())[0] if own else sorted(self._target_files())
+        return broken([*train, *_flat(self._test_files())[0]], self._gray)
 
     def describe(self, role: Role) -> Description:
         if role == "source":
             by_class = self._source_files()
             counts = {name: len(files) for name, files in by_class.items()}
-            train = [file for files in by_class.values() for file in files]
-            test = self._test_files_of(by_class)
+            train, test = _flat(by_class)[0], self._test_files_of(by_class)
         else:
             counts, train, test = {}, self._target_files(), self._test_files()
         if self._train != self.path:
@@ -124,7 +116,7 @@ class ImageFolder:
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
         if unread := named_files.unread(self.path, csvs(self.path)):
             self.warnings.append(f"{unread}, or what it says is passed over")
-        found = self._survey(train, [file for files in test.values() for file in files])
+        found = self._survey(train, _flat(test)[0])
         self.warnings += odd_classes(counts)
         return Description(
             path=self.path,
@@ -318,16 +310,10 @@ def listing(folder: Path, within: Inside | None = None) -> Listing:
     return inside
 
 
-def _labelled(
-    by_class: ByClass,
-    classes: tuple[str, ...],
-    form: Form,
-    progress: Progress | None,
-) -> Labelled:
-    files = [file for images in by_class.values() for file in images]
-    y = [classes.index(name) for name, images in by_class.items() for _ in images]
-    x = read_images(files, form, progress)
-    return Labelled(x, torch.tensor(y, dtype=torch.int64), classes)
+def _flat(by_class: ByClass) -> tuple[list[Path], list[str]]:
+    """The images of all classes, and the class of each."""
+    pairs = [(file, name) for name, files in by_class.items() for file in files]
+    return [file for file, _ in pairs], [name for _, name in pairs]
 
 
 def _sizes(shape: tuple[int, int, int]) -> str:

@@ -111,18 +111,9 @@ def load_evaluation(
 ) -> Labelled | None:
     """The labelled test set of a site of either role, or None if it has none.
 
-    Args:
-        path: as in `load_source`, and so are the other arguments.
-        classes: the class names of the run, for the labels to index. Without them labels index
-            the site's own: those of its training folders or `classes` array where these cover
-            the test set, as at every source, else those of the test set.
-        channels: as in `load_source`.
-        size: as in `load_source`.
-        resize: as in `load_source`.
-        cache: as in `load_source`.
-        progress: as in `load_source`.
-        reading: as in `load_source`.
-        notice: as in `load_source`.
+    Labels index `classes`, the class names of the run. Without them they index the site's own:
+    those of its training folders or `classes` array where these cover the test set, as at every
+    source, else those of the test set. The other arguments are those of `load_source`.
     """
     form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
     site = open_site(path, reading)

@@ -136,10 +136,11 @@ def _moments(x: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each column's own values -> float32 (d,), (d,); 0 where it has none."""
 
     def mean(of: Callable[[Tensor], Tensor], n: Tensor) -> Tensor:
-        return sum(of(some.double()).nansum(dim=0) for some in x.split(CHUNK)) / n.clamp(min=1)
+        parts = (some.to(torch.float64, copy=True) for some in x.split(CHUNK))
+        return sum(of(some).nansum(dim=0) for some in parts) / n.clamp(min=1)
 
     first = mean(lambda some: some, seen)
-    variance = mean(lambda some: (some - first).square(), seen - 1)
+    variance = mean(lambda some: some.sub_(first).square_(), seen - 1)
     return first.float(), variance.sqrt().float()
 
 

@@ -21,7 +21,7 @@ from fedda.data import depth, dicom, room, samples
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
-from fedda.data.sets import DIGEST, Progress
+from fedda.data.sets import DIGEST, Labelled, Progress
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")
@@ -57,15 +57,6 @@ class Encoded(NamedTuple):
 
     def read_bytes(self) -> bytes:
         return self.content
-
-
-class Header(NamedTuple):
-    width: int
-    height: int
-    channels: int
-    bits: int  # of gray: 8 to 16, or 32 without a scale; 0 in DICOM
-    scale: depth.Window | None = None  # of a DICOM file
-    own: bool = False  # whether the file says it
 
 
 class Decoded(NamedTuple):
@@ -175,6 +166,19 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
     return x
 
 
+def labelled(
+    files: Sequence[Path | Encoded],
+    names: Sequence[str],
+    classes: tuple[str, ...],
+    form: Form,
+    progress: Progress | None,
+) -> Labelled:
+    """Decode files, each of the class of a name, as `read_images` does."""
+    index = {name: i for i, name in enumerate(classes)}
+    y = torch.tensor([index[name] for name in names], dtype=torch.int64)
+    return Labelled(read_images(files, form, progress), y, classes)
+
+
 def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
     """Decode all files -> a sentence for each that cannot be read, in their order."""
 
@@ -275,15 +279,14 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
         ) from error
 
 
-def _header(file: Path | Encoded) -> Header:
+def _header(file: Path | Encoded) -> dicom.Header:
     if dicom.is_one(file):
-        width, height, channels, scale, own = dicom.header(file)
-        return Header(width, height, channels, 0, scale, own)
+        return dicom.header(file)
     with _opened(file) as image:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        return Header(width, height, samples.channels(image, _GRAY), samples.stored(image))
+        return dicom.Header(width, height, samples.channels(image, _GRAY), samples.stored(image))
 
 
 def _pixels(

@@ -157,22 +157,17 @@ def _read(source: Path, role: Role, size: int, reading: Reading) -> list[_Half]:
             f"{source} has images of several sizes, but all must have one size: give --size, and "
             "they are all resized to it"
         )
-    halves: list[_Half] = []
-    if role == "source":
-        train = load_source(source, size=size, reading=reading)
-        test = load_evaluation(source, classes=train.classes, size=size, reading=reading)
-    else:
-        train = load_target(source, size=size, reading=reading)
-        test = load_evaluation(source, size=size, reading=reading)
-    for half in (train, test):
-        if half is None:
-            continue
+    load = load_source if role == "source" else load_target
+    train = load(source, size=size, reading=reading)
+    classes = train.classes if isinstance(train, Labelled) else ()
+    test = load_evaluation(source, classes=classes, size=size, reading=reading)
+    halves: list[_Half] = [train] if test is None else [train, test]
+    for half in halves:
         if half.shape[1] != half.shape[2]:
             raise DataError(
                 f"{source} has images of {half.shape[2]}x{half.shape[1]} pixels, but only square "
                 "ones can be turned: give --size, and they are stretched to it"
             )
-        halves.append(half)
     return halves
 
 

@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedda.data import naming
 from fedda.data.columns import (
     IMAGES,
@@ -42,7 +40,7 @@ from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed
 from fedda.data.optional import needed
-from fedda.data.pixels import Encoded, broken, digest, read_images, sound, survey
+from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, sound, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
 from fedda.files import claim, place
@@ -89,7 +87,7 @@ class Table:
         images, names = self._labelled(self._train)
         classes = tuple(sorted(set(names)))
         self._test_names(classes)
-        return _labelled(images, names, classes, form, progress)
+        return labelled(images, names, classes, form, progress)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         return Unlabelled(read_images([row.image for row in self._target()], form, progress))
@@ -98,7 +96,7 @@ class Table:
         images, names = self._tests()
         if not images:
             return None
-        return _labelled(images, names, tuple(sorted(set(names))), form, progress)
+        return labelled(images, names, tuple(sorted(set(names))), form, progress)
 
     def identities(self, role: Role) -> list[bytes]:
         if role == "target":
@@ -271,18 +269,6 @@ def _place(file: Path, columns: Columns, row: int, places: NamedFiles) -> Path:
 
 def _length(columns: Columns) -> int:
     return len(next(iter(columns.values()), ()))
-
-
-def _labelled(
-    images: Sequence[Image],
-    names: Sequence[str],
-    classes: tuple[str, ...],
-    form: Form,
-    progress: Progress | None,
-) -> Labelled:
-    index = {name: i for i, name in enumerate(classes)}
-    y = torch.tensor([index[name] for name in names], dtype=torch.int64)
-    return Labelled(read_images(images, form, progress), y, classes)
 
 
 def split(

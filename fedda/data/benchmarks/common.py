@@ -1,6 +1,5 @@
 """What all benchmark readers share: a `Request` in, `Sites` out, and the errors for wrong files."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedda.data.file_lists import key
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
@@ -171,11 +171,6 @@ class ImportRequest:
             f"{found}; needed for {self.benchmark.title}: {self.benchmark.layout}; the real files "
             f"are published at {self.benchmark.url}"
         )
-
-
-def key(name: str) -> str:
-    """A name without case, spaces and punctuation, for comparing names."""
-    return re.sub(r"[^0-9a-z]", "", name.lower())
 
 
 def levels(top: Path, depth: int = 2, skip: frozenset[Path] = frozenset()) -> Iterator[Path]:
