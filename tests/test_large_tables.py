@@ -201,6 +201,29 @@ def test_a_check_says_what_a_site_keeps_on_disk(
     assert "private file under the --state-dir" in " ".join(said.output.split())
 
 
+def test_a_file_is_not_read_more_often_than_it_must(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CSV file of gigabytes takes a minute each time."""
+    asked, real = list[str](), columns.parts
+
+    def counted(file: Path, wanted: Sequence[str], *more: Any) -> Iterator[Any]:
+        asked.append("+".join(wanted))
+        return real(file, wanted, *more)
+
+    monkeypatch.setattr(columns, "parts", counted)
+    reading = Reading.of(columns="values=float+whole")
+    data.load_target(table, reading=reading)
+    numbers = "float+whole"
+    assert asked == [f"{numbers}+split", numbers]  # and no label
+    asked.clear()
+    data.verify(table, "source", reading=reading)
+    assert asked == ["label", *[numbers] * 7]  # gaps, odd columns, values and digests, tests too
+    asked.clear()
+    data.load_source(table, reading=reading)
+    assert asked == [numbers]
+
+
 CHILD = """
 import resource, sys
 from pathlib import Path

@@ -12,8 +12,8 @@ one that the table lacks is all gaps. The arrays are those that an .npz file wou
 (`fedda.data.npz`); a target's training labels are not read.
 
 A table may be larger than memory. It is read some rows at a time, and more than once: first for the
-number of its rows and the texts of its columns (`Outline`), which are small and are remembered
-while the file does not change, then for its numbers.
+number of its rows and the texts of its columns (`Outline`), then for its numbers. The outline and
+the labels, where these are asked for, are small and are remembered while the file does not change.
 """
 
 import re
@@ -179,11 +179,14 @@ class NumberTable(Npz):
     def row_keys(self, x: str) -> list[str]:
         there = headings(self.path, self._reading_of)
         name = next((name for name in KEYS if name in there), "")
-        return [str(v or "") for v in self._chosen(x, self._column(name))] if name else []
+        if not name:
+            return []
+        found = columns.parts(self.path, (name,), self._reading_of)
+        return [str(v or "") for v in self._chosen(x, (v for some in found for v in some[name]))]
 
     def _read_labels(self, y: str) -> list[str]:
         """The label of each row of a split, as a text."""
-        return naming.names(self._chosen(y, self._column("label")), self.path)
+        return naming.names(self._chosen(y, _label_column(*self._state)), self.path)
 
     def _splits(self) -> dict[str, int | None]:
         """The splits, each with its place among those of the outline."""
@@ -208,17 +211,15 @@ class NumberTable(Npz):
         rows = self._is_in(key)
         return [*values] if rows is None else [*compress(values, rows)]
 
-    def _column(self, name: str) -> Iterator[Any]:
-        """A column's values, of which those that are one and the same text take memory once."""
-        known = dict[str, str]()
-        for some in columns.parts(self.path, (name,), self._reading_of):
-            for value in some[name]:
-                yield known.setdefault(value, value) if isinstance(value, str) else value
-
-    def _outline(self) -> Outline:
+    @property
+    def _state(self) -> tuple[Path, tuple[int, ...], Reading]:
+        """What tells whether what was read of the file before still holds."""
         its = self.path.stat()
         said = Reading(columns=self._reading_of.columns)
-        return _outline(self.path, (its.st_ino, its.st_size, its.st_mtime_ns), self._names, said)
+        return self.path, (its.st_ino, its.st_size, its.st_mtime_ns), said
+
+    def _outline(self) -> Outline:
+        return _outline(*self._state, self._names)
 
     def _checked(self) -> Outline:
         """The outline.
@@ -293,7 +294,7 @@ class NumberTable(Npz):
 
 @lru_cache(maxsize=4)
 def _outline(
-    path: Path, state: tuple[int, ...], names: tuple[str, ...], reading: Reading
+    path: Path, state: tuple[int, ...], reading: Reading, names: tuple[str, ...]
 ) -> Outline:
     """The outline of a file in some state, with some columns of numbers."""
     count, cells, known = 0, dict[str, ColumnCells](), {*names}
@@ -307,3 +308,14 @@ def _outline(
             its = (splits.setdefault(value, len(splits)) for value in some["split"])
             which.append(np.fromiter(its, np.int32))
     return Outline(count, cells, tuple(splits), np.concatenate(which))
+
+
+@lru_cache(maxsize=2)
+def _label_column(path: Path, state: tuple[int, ...], reading: Reading) -> list[Any]:
+    """The labels of all rows, of which those that are one and the same text take memory once."""
+    known = dict[str, str]()
+    return [
+        known.setdefault(value, value) if isinstance(value, str) else value
+        for some in columns.parts(path, ("label",), reading)
+        for value in some["label"]
+    ]
