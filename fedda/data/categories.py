@@ -57,7 +57,7 @@ class ColumnCells:
         self._count, self._has_numbers = 0, False
         self._first: tuple[int, Any] | None = None  # cell that is no number
         self._plain: dict[str, str] = {}  # the plain name of each text
-        self._texts: dict[str, str] = {}  # the first text of each plain name
+        self._texts: dict[str, str] = {}  # the last text of each plain name
 
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
         """Look at further cells."""
@@ -78,13 +78,12 @@ class ColumnCells:
     def _add_texts(self, cells: Iterable[Any]) -> None:
         for cell in cells:
             text = _text(cell)
-            if text in self._plain:
-                continue
-            if is_several(cell) or _APART & {*text} or text.lower().endswith(IMAGE_ENDINGS):
-                self.odd = self._first
-                return
-            self._plain[text] = plain(text)
-            self._texts.setdefault(plain(text), text)
+            if text not in self._plain:
+                if is_several(cell) or _APART & {*text} or text.lower().endswith(IMAGE_ENDINGS):
+                    self.odd = self._first
+                    return
+                self._plain[text] = plain(text)
+            self._texts[self._plain[text]] = text
 
     @property
     def texts(self) -> tuple[str, ...]:
