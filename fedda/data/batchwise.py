@@ -103,20 +103,23 @@ def _batches(
     path: str | Path, shape: tuple[int, ...], batch: int, resize: Resize, reading: Reading
 ) -> Iterator[Batch]:
     """As `batches`, but vectors as they lie in the files."""
-    site = open_site(path, reading)
+    site, form = open_site(path, reading), Form(resize=resize, gray=reading.gray)
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site, only, shape, batch, resize)
     elif isinstance(site, Table):
-        form = Form(resize=resize, gray=reading.gray)
         numbers, keys, images, _ = map(list, zip(*site.every(), strict=True))
         yield from _read(images, numbers, path, shape, batch, form, keys if any(keys) else ())
     elif isinstance(site, ImageFolder):
-        folder, inside = site.chosen, Inside(Path(path), reading.follow_links)
-        form = Form(resize=resize, gray=reading.gray)
-        yield from _images(folder, inside, shape, batch, form, reading.skip_broken)
+        folder = site.chosen
+        files = [*_walk(folder, Inside(Path(path), reading.follow_links), set())]
+        files = sound(files, form.gray, folder) if reading.skip_broken else files
+        if not files:
+            some = listed(sorted(EXTENSIONS), 9)
+            raise DataError(f"{folder} holds no images: put them into it, as {some}")
+        names = [file.relative_to(folder).as_posix() for file in files]
+        yield from _read(files, names, folder, shape, batch, form)
     else:
-        form = Form(resize=resize, gray=reading.gray)
         yield from _others(site, Path(path), shape, batch, form)
 
 
@@ -142,24 +145,6 @@ def _rows(
                 its = keys[start : start + len(rows)]
                 yield Batch(names, fitted(Unlabelled(rows), shape, resize), its)
                 start += len(rows)
-
-
-def _images(
-    folder: Path,
-    inside: Inside,
-    shape: tuple[int, ...],
-    batch: int,
-    form: Form,
-    skip_broken: bool,
-) -> Iterator[Batch]:
-    files = list(_walk(folder, inside, set()))
-    files = sound(files, form.gray, folder) if skip_broken else files
-    if not files:
-        raise DataError(
-            f"{folder} holds no images: put them into it, as {listed(sorted(EXTENSIONS), 9)}"
-        )
-    names = [file.relative_to(folder).as_posix() for file in files]
-    yield from _read(files, names, folder, shape, batch, form)
 
 
 def _read(

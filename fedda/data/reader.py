@@ -12,7 +12,7 @@ Examples are uint8 (N, channels, H, W) with 1 or 3 channels, or float32 (N, d); 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,30 +74,21 @@ class Checked:
     def describe(self, role: Role) -> Description:
         """As the reader says."""
         with self._asking():
-            return self._typed(self._reader.describe(role), Description)
+            found = self._reader.describe(role)
+        return self._typed(found, Description)
 
     def source(self, form: Form, progress: Progress | None) -> Labelled:
         """As the reader gives it, in the shape that is asked for."""
-        with self._asking():
-            found = self._typed(self._reader.source(form.channels, _size(form), progress), Labelled)
-        return self._fitted(found, form)
+        return self._fitted(self._asked(self._reader.source, form, progress), Labelled, form)
 
     def target(self, form: Form, progress: Progress | None) -> Unlabelled:
         """As the reader gives it; a set with labels is refused, as they would be at hand."""
-        with self._asking():
-            found = self._typed(
-                self._reader.target(form.channels, _size(form), progress), Unlabelled
-            )
-        return self._fitted(found, form)
+        return self._fitted(self._asked(self._reader.target, form, progress), Unlabelled, form)
 
     def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
         """As the reader gives it, if it gives any."""
-        with self._asking():
-            found = self._reader.evaluation(form.channels, _size(form), progress)
-            if found is None:
-                return None
-            found = self._typed(found, Labelled)
-        return self._fitted(found, form)
+        found = self._asked(self._reader.evaluation, form, progress)
+        return None if found is None else self._fitted(found, Labelled, form)
 
     def identities(self, role: Role) -> list[bytes]:
         """Digests of the training examples, in the shape in which the reader gives them."""
@@ -126,7 +117,14 @@ class Checked:
             raise self._error(f"gave a {type(found).__name__} where a {kind.__name__} is needed")
         return found
 
-    def _fitted(self, found: AnySet, form: Form) -> AnySet:
+    def _asked(self, what: Callable[..., Any], form: Form, progress: Progress | None) -> Any:
+        # What is cropped must come in its own proportions.
+        size = 0 if form.resize == "crop" else form.size
+        with self._asking():
+            return what(form.channels, size, progress)
+
+    def _fitted(self, given: Any, kind: type[AnySet], form: Form) -> AnySet:
+        found: AnySet = self._typed(given, kind)
         self._check_inputs(found)
         seen = Values()
         for some in found.x.split(_SOME):
@@ -163,11 +161,6 @@ class Checked:
 
     def _error(self, what: str) -> DataError:
         return DataError(f"{self._called} {what} at {self.path}: ask who wrote it, or use another")
-
-
-def _size(form: Form) -> int:
-    """The size to ask a reader for: what is cropped must come in its own proportions."""
-    return 0 if form.resize == "crop" else form.size
 
 
 def added(path: Path) -> Checked | None:
