@@ -241,7 +241,7 @@ def read(path, cache=None):
 read(small)  # what a process needs once
 about = dict(line.split(":") for line in open("/proc/self/status") if line.startswith("Vm"))
 now = 1024 * int(about["VmData"].split()[0])
-resource.setrlimit(resource.RLIMIT_DATA, (now + matrix + (150 << 20), resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_DATA, (now + matrix + (180 << 20), resource.RLIM_INFINITY))
 n, x = read(path)
 assert x.nbytes == matrix and n == len(x), (x.shape, n)
 total = float(x.double().sum())
@@ -249,7 +249,7 @@ del x
 n, x = read(path, data.Cache(path.parent / "cache", always=True))
 assert total == float(sum(some.double().sum() for some in x.split(1000)))
 try:  # the limit holds; the cells of the whole table, as Python has them, take more
-    bytearray(matrix + (150 << 20))
+    bytearray(matrix + (180 << 20))
 except MemoryError:
     print("bounded")
 """
