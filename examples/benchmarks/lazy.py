@@ -38,19 +38,23 @@ class Delay:
     def __init__(self, server: int, seconds: float) -> None:
         self._server, self._seconds = server, seconds
         self._listener = socket.create_server((ANNOUNCED, server))
+        self._ends: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        for each in (self._listener, *self._ends):
+            each.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                self._ends.append(near)
                 far = socket.create_connection((LOOPBACK, self._server))
+                self._ends.append(far)
                 for end in (near, far):
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._pass_on(near, far)
