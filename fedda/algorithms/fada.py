@@ -190,7 +190,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     "apart": {
         "parts": "all",
         "identifier": "alone",
-        "identifier-steps": 5,
+        "identifier-steps": 10,
         "layers.specific": 32,
         "pace": 1.0,
         "weights.information": 0.1,
