@@ -11,6 +11,7 @@ A message holds at most these records, and any other is refused:
                 and those that it has kept if they do not (requests)
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
+    question    the study                                 (queries for an offer, in a study)
     look        the run; what a site's data look like     (queries of `fedda look`, their replies)
     logs        the run; plain lines of a site's log      (queries of `fedda logs`, their replies)
 """
@@ -26,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fedda.errors import WireError
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
-Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look", "logs"]
+Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "question", "look", "logs"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"

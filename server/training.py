@@ -36,7 +36,11 @@ from .summing import host
 from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
-FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
+FINAL = {
+    Code.POLICY.public,
+    Code.BUDGET.public,
+    Code.STUDY.public,
+}  # a site that says so will say so again
 
 
 class TrainingRounds:
@@ -336,9 +340,15 @@ class TrainingRounds:
                 self.roster.counts,
                 self.roster.target.name,
                 same=set(strategy.tested()) <= {"model"} and not self._stays,
-                beside=[*self.task.others, self.task.training] if self.task.others else [],
+                beside=self._beside,
             )
         return tested
+
+    @property
+    def _beside(self) -> list[str]:
+        """The trainings whose models the target compares, this one last, by their names here."""
+        task = self.task
+        return [*task.beside.split(","), f"{task.run}.{task.label}"] if task.beside else []
 
     def _calibrate(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, appraised.Numbers]:
         """Let the sources test the last round's model -> their numbers, by name.

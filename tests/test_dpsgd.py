@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from clients import fedavg, fedprox
-from clients.policy.rules import Budget, Policy
+from clients.policy.rules import Budget, Policy, Privacy
 from clients.policy.spent import Spent
 from clients.site import blocks, noised
 from clients.site.memory import resident
@@ -425,11 +425,11 @@ def test_steps_are_booked_before_they_are_taken(
 def test_the_budget_by_hand(tmp_path: Path) -> None:
     spent = Spent(tmp_path, Budget())
     assert spent.epsilon(1e-5) == 0.0
-    first = spent.steps((1.0, 0.1, 10), 1e-5, None)
-    second = spent.steps((2.0, 0.1, 10), 1e-5, 100.0)
+    first = spent.steps((1.0, 0.1, 10), Privacy())
+    second = spent.steps((2.0, 0.1, 10), Privacy(epsilon=100.0))
     assert 0 < first < second == epsilon([(1.0, 0.1, 10), (2.0, 0.1, 10)], 1e-5)
     with pytest.raises(BudgetError, match="over all runs"):
-        spent.steps((1.0, 0.1, 10), 1e-5, 0.5)
+        spent.steps((1.0, 0.1, 10), Privacy(epsilon=0.5))
     assert spent.epsilon(1e-5) == second
 
 

@@ -90,7 +90,7 @@ def test_an_epsilon_that_cannot_be_computed_is_too_much(
 ) -> None:
     monkeypatch.setattr("clients.policy.spent.epsilon", lambda *_: float("nan"))
     with pytest.raises(BudgetError):
-        Spent(tmp_path, Policy().budget).steps((1.0, 0.1, 1), 1e-5, 8.0)
+        Spent(tmp_path, Policy().budget).steps((1.0, 0.1, 1), Privacy(epsilon=8.0))
 
 
 @pytest.mark.parametrize("noise", [1e-320, 1e-160, 0.0099])

@@ -38,6 +38,7 @@ class Gate:
         server: the host that this site dials.
         hosts: further hosts at which it may sum gradients, besides the policy's.
         state: the folder in which the budgets are booked; None: nothing is booked.
+        study: the study whose rules hold, if the policy lists studies; else empty.
     """
 
     def __init__(
@@ -46,19 +47,24 @@ class Gate:
         server: str = "",
         hosts: tuple[str, ...] = (),
         state: Path | None = None,
+        study: str = "",
     ) -> None:
-        self.policy = policy
-        self.hosts = (*policy.exchange.hosts, *hosts)
-        self.ports = policy.exchange.ports
+        self.policy = policy.of(study)
+        self.hosts = (*self.policy.exchange.hosts, *hosts)
+        self.ports = self.policy.exchange.ports
         self._server = server
-        self._spent = None if state is None else Spent(state, policy.budget)
+        self._privacy = policy.privacy, self.policy.privacy if study else None
+        own = self.policy.budget if study else None
+        self._spent = None if state is None else Spent(state, policy.budget, study, own)
         self._measured: tuple[Any, ...] | None = None  # the training whose model was measured last
 
     @classmethod
-    def of(cls, node: Mapping[str, Any], policy: Policy, state: Path | None) -> Self:
+    def of(
+        cls, node: Mapping[str, Any], policy: Policy, state: Path | None, study: str = ""
+    ) -> Self:
         """Make the gate of a node configuration."""
         hosts = tuple(filter(None, str(node.get("exchange-hosts", "")).split(",")))
-        return cls(policy, str(node.get("server", "")), hosts, state)
+        return cls(policy, str(node.get("server", "")), hosts, state, study)
 
     def check_time(self, now: dt.datetime | None = None) -> None:
         """Check that the site answers now, or at another local time.
@@ -188,13 +194,15 @@ class Gate:
         return self._spent is not None
 
     def spend(self, steps: Steps) -> float:
-        """Book steps of private training, before they are taken -> epsilon of all so far.
+        """Book steps of private training, before they are taken -> epsilon so far.
+
+        With a study it is that of the study alone.
 
         Raises:
             BudgetError: it is more than the policy allows; nothing was booked.
         """
         assert self._spent is not None
-        return self._spent.steps(steps, self.policy.privacy.delta, self.policy.privacy.epsilon)
+        return self._spent.steps(steps, *self._privacy)
 
     def release(self, arrays: Mapping[str, Packed], size: int, contract: Part = NOTHING) -> None:
         """Let a reply leave.

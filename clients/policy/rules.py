@@ -9,6 +9,7 @@ which allow.plugins has to name. Hidden sums are bounded by [secure] with or wit
 import datetime as dt
 import re
 import tomllib
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Self
@@ -16,8 +17,11 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 
 from fedda.config import WIDEST, Section, validate
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, StudyError
 from fedda.ops.distributions import ANY, check_entry
+from fedda.wire import shown
+
+from .studies import STUDY, spread
 
 # Bounds that hold without a policy, too; a policy can only lower them.
 MOST_CLASSES = 10_000
@@ -196,6 +200,20 @@ class Policy(Section):
     times: Times = Times()
     keep: Keep = Keep()
     audit: AuditRules = AuditRules()
+    study: Mapping[str, "Policy"] = Field(default_factory=dict)  # complete rules of each study
+
+    def of(self, study: str) -> "Policy":
+        """The rules for runs of a study; empty: for those that name none.
+
+        Raises:
+            StudyError: the site takes part in certain studies only, and this is none of them.
+        """
+        if self.study and study not in self.study:
+            raise StudyError(
+                f"The policy lists the studies {', '.join(self.study)}, and the request is for "
+                f"{shown(study) or 'none'}; to take part, add [study.NAME] to the file of --policy."
+            )
+        return self.study.get(study, self)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -224,8 +242,8 @@ class Policy(Section):
                 "would not hold; correct it: `fedda policy init` writes all keys"
             )
         try:
-            return validate(cls, tree)
-        except ConfigError as error:
+            return validate(cls, spread(tree))
+        except (ConfigError, ValueError) as error:
             text = str(error).replace("Value error, ", "").replace("a valid tuple", "a list in [ ]")
             raise ConfigError(f"the policy {path} does not hold: {text}") from None
 
@@ -252,6 +270,10 @@ def _unknown(section: type[Section], tree: object, prefix: str = "") -> str:
         if isinstance(below, type) and issubclass(below, Section):
             odd = _unknown(below, value, f"{prefix}{key}.")
             if odd:
+                return odd
+        if key == STUDY and isinstance(value, dict):
+            odds = (_unknown(section, own, f"{STUDY}.{name}.") for name, own in value.items())
+            if odd := next(filter(None, odds), ""):
                 return odd
     return ""
 

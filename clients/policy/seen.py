@@ -4,6 +4,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 
+from fedda.config import in_study
 from fedda.errors import Code
 from fedda.page.at_site import OwnSite, SiteRequest
 from fedda.results.read import Event
@@ -47,7 +48,6 @@ class Seen:
             events, self._read = added(path, self._read)
             for event in events:
                 self._add(event)
-        used, epsilon = self._spent.used(), self._spent.epsilon(self._policy.privacy.delta)
         return OwnSite(
             standing=standing,
             since=self._since,
@@ -55,7 +55,7 @@ class Seen:
             refused=[*reversed(self._refused)],
             left=dict(self._left),
             messages=dict(self._messages),
-            budgets=[*left(self._policy, used, epsilon)],
+            budgets=[*left(self._policy, self._spent)],
             policy=[*words(self._policy)],
         )
 
@@ -96,7 +96,7 @@ def _asked(event: Event, now: float, why: str = "") -> SiteRequest:
     came = [f"{a['name']} ({a['kind']})" for a in event.get("arrays", [])]
     return SiteRequest(
         time=now,
-        run=str(event.get("run", event.get("run_id", ""))),
+        run=in_study(str(event.get("study", "")), str(event.get("run", event.get("run_id", "")))),
         training=str(event.get("training", "")),
         round=str(event.get("round", "")),
         what=what,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from .rules import Names, Policy, named
-from .spent import UsedBudget
+from .spent import Spent
 
 FRESH = """\
 # What this site lets a server do. `fedda-client --policy FILE` reads this file when it starts.
@@ -89,12 +89,24 @@ megabytes = 4000             # of all that trainings leave behind
 images = 0.1                 # of the images of a step over min-images or more, recovered
 membership = 0.1             # of the members, found at one in a thousand false
 shares = 1.0                 # of what guesses do not know of the class shares; 1: any
+
+# Studies, by the names that runs give them. With any of them this site takes part in no other run.
+# A study's tables stand in place of those above, key by key; but for [budget], privacy.epsilon and
+# secure.changes, which then also bound what all studies use together.
+# [study.heart]
+# [study.heart.allow]
+# methods = ["fedavg"]
+# [study.heart.budget]
+# rounds = 200
 """
 
 
 def words(policy: Policy) -> Iterator[str]:
     """Say what a policy allows, one sentence at a time."""
-    allow, limits, protect, most = policy.allow, policy.limits, policy.protect, policy.budget
+    if policy.study:
+        yield from _of_studies(policy)
+        return
+    allow, limits, protect = policy.allow, policy.limits, policy.protect
     yield f"Methods: {_names(allow.methods)}. Phases: {_names(allow.phases)}."
     others = f"Code of other packages: {_names(allow.plugins)}."
     yield others if allow.plugins else "Code of other packages is not used."
@@ -117,10 +129,7 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"A gradient is summed over {protect.min_examples} examples or more{clip}{noise}."
     if protect.test_noise:
         yield f"Numbers of tests carry noise of {protect.test_noise:g} of their range."
-    yield (
-        f"In all: {_most(most.rounds)} requests to train, {_most(most.tests)} models to test, "
-        f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave."
-    )
+    yield f"In all: {_in_all(policy)}."
     hosts = " or ".join(["the server that the client dials", *policy.exchange.hosts])
     ports = _listed([str(p) for p in policy.exchange.ports]) or "from 1024 on"
     yield f"Gradients are summed at {hosts}, on ports {ports}."
@@ -156,14 +165,39 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
 
-def left(policy: Policy, used: UsedBudget, epsilon: float) -> Iterator[tuple[str, str, str]]:
-    """What was used of each budget -> its name, what was used, and what it is."""
+def _of_studies(policy: Policy) -> Iterator[str]:
+    epsilon = policy.privacy.epsilon
+    yield (
+        f"Takes part in the studies {_listed([*policy.study])}; a run of another, or of none, is "
+        "refused."
+    )
+    yield (
+        f"All studies together: {_in_all(policy)}; an epsilon of "
+        f"{'any' if epsilon is None else f'{epsilon:g} at most'}, at a delta of "
+        f"{policy.privacy.delta:g}; groups of sums may change {policy.secure.changes} times."
+    )
+    for study, rules in policy.study.items():
+        yield from (f"{study}: {line}" for line in words(rules))
+
+
+def left(policy: Policy, spent: Spent) -> Iterator[tuple[str, str, str]]:
+    """What was used of each budget -> its name, what was used, and what it is; then per study."""
+    for study, rules in {"": policy, **policy.study}.items():
+        most, used, of = rules.budget, spent.used(study), f"{study}: " if study else ""
+        epsilon = spent.epsilon(rules.privacy.delta, study)
+        yield f"{of}requests to train", f"{used.rounds:,}", _most(most.rounds)
+        yield f"{of}models to test", f"{used.tests:,}", _most(most.tests)
+        yield f"{of}different trainings", f"{used.trainings:,}", _most(most.trainings)
+        yield f"{of}MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
+        yield f"{of}epsilon of noisy runs", f"{epsilon:.3g}", _most(rules.privacy.epsilon)
+
+
+def _in_all(policy: Policy) -> str:
     most = policy.budget
-    yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
-    yield "models to test", f"{used.tests:,}", _most(most.tests)
-    yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
-    yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
-    yield "epsilon of noisy runs", f"{epsilon:.3g}", _most(policy.privacy.epsilon)
+    return (
+        f"{_most(most.rounds)} requests to train, {_most(most.tests)} models to test, "
+        f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave"
+    )
 
 
 def _names(patterns: Names) -> str:

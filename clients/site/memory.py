@@ -67,7 +67,6 @@ class Site:
         self.poison = float(node.get("poison", 0))
         self.min_images = int(node.get("min-images", IMAGES_HIDE))
         self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
-        self.noise = float(node.get("noise", 0))
         self.server = str(node.get("server", ""))
         self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
         folder = self.state_dir / self.name / "cache" if self.state_dir else None
@@ -80,11 +79,10 @@ class Site:
         self.few = 1 if self.reproducible else FEW
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
-        self.notes = self.state_dir is not None and bool(node.get("notes", True))
         self._secret = ""
         self.shelf = Shelf()
         self.noted = ""  # the training whose first note was tried last
-        self._obey(Policy.parse(str(node.get("policy", ""))), node)
+        self._obey(node)
         if node.get("threads"):
             # The number of threads changes the last bits of sums, so all engines must use the same.
             torch.set_num_threads(int(node["threads"]))
@@ -104,29 +102,49 @@ class Site:
         taught = Path(str(node["teacher"])) if node.get("teacher") else None
         self.teacher = teacher.shared(taught, self.path, self.reading, self.device)
 
-    def _obey(self, policy: Policy, node: Mapping[str, Any]) -> None:
+    def _obey(self, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.
 
         The node's `policy` is a policy's settings as JSON, `exchange-hosts` further hosts at which
         the site may sum gradients; with `audited` the site books budgets and writes an audit log,
         and its process, which is then for this site alone, uses only the policy's packages.
         """
+        self._node, self.policy = node, Policy.parse(str(node.get("policy", "")))
         if node.get("audited"):
-            plugins.restrict(policy.allow.plugins)
+            plugins.restrict(self.policy.allow.plugins)
+        self.min_images = max(self.min_images, self.policy.protect.min_images)
+        self.min_examples = max(self.min_examples, self.policy.protect.min_examples)
+        self._booked = self.state_dir if node.get("audited") else None
+        self.trail = Trail(self._booked)
+        files = str(node.get("key", "")), str(node.get("peers", ""))
+        self.identity = Identity(self.name, *files)
+        self._consents: dict[str, tuple[Gate, Summed, Sealed]] = {}
+        if not self.policy.study:  # else nothing is done before a request has named one
+            self.enter("")
+
+    def enter(self, study: str) -> None:
+        """Let the rules for runs of a study hold from here on; every request begins with this.
+
+        Raises:
+            StudyError: the policy lists studies, and not this one.
+        """
+        policy, node = self.policy.of(study), self._node
+        self.study = study if self.policy.study else ""
+        if self.study not in self._consents:
+            place = self.state_dir / self.name if self.state_dir else None
+            secure = self.policy.secure, policy.secure if self.study else None
+            self._consents[self.study] = (
+                Gate.of(node, self.policy, self._booked, self.study),
+                Summed(self.identity, *secure, place, self.study),
+                Sealed(self.identity, policy.secure),
+            )
+        self.gate, self.summed, self.sealed = self._consents[self.study]
         protect, self.keep = policy.protect, policy.keep
-        self.min_images = max(self.min_images, protect.min_images)
-        self.min_examples = max(self.min_examples, protect.min_examples)
-        self.noise = max(self.noise, protect.noise)
+        self.noise = max(float(node.get("noise", 0)), protect.noise)
         self.clip = math.inf if protect.clip is None else protect.clip
         self.test_noise = max(float(node.get("test-noise", 0)), protect.test_noise)
-        self.notes = self.notes and policy.keep.notes
-        booked = self.state_dir if node.get("audited") else None
-        self.gate, self.trail = Gate.of(node, policy, booked), Trail(booked)
-        files = str(node.get("key", "")), str(node.get("peers", ""))
-        place = self.state_dir / self.name if self.state_dir else None
-        self.identity = Identity(self.name, *files)
-        self.summed = Summed(self.identity, policy.secure, place)
-        self.sealed = Sealed(self.identity, policy.secure)
+        own = self.state_dir is not None and bool(node.get("notes", True))
+        self.notes = own and policy.keep.notes
 
     @property
     def labels(self) -> bool:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
+from fedda.config import in_study
 from fedda.errors import BudgetError
 from fedda.files import keep_newest, keeping
 from fedda.settings import Task
@@ -32,19 +33,26 @@ ADAPTED = ".model.safetensors"  # how the names of adapted models end
 REFINED = ".refined.safetensors"  # and those of refined ones
 TRAINING = "*.*-*"  # how names of trainings look, RUN.METHOD-SEED; other files are somebody else's
 # What trainings leave: states and models, heads, and notes.
-LEFT = (f"{TRAINING}.*.safetensors", f"models/{TRAINING}/*.safetensors")
-LEFT += tuple(f"notes/{TRAINING}/*.{kind}" for kind in ("npz", "json", "png"))
+LEFT = ("{}.*.safetensors", "models/{}/*.safetensors")
+LEFT += tuple(f"notes/{{}}/*.{kind}" for kind in ("npz", "json", "png"))
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
 class Place(Protocol):
-    """The members of a site that its files need: its name, and its state directory, if any."""
+    """The members of a site that its files need: its name, and its state directory, if any.
+
+    `study` is the one that it works for, if its policy lists studies: each has room of its own, so
+    that none makes another's files go.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
     def state_dir(self) -> Path | None: ...
+
+    @property
+    def study(self) -> str: ...
 
 
 @dataclass
@@ -85,6 +93,11 @@ class Kept:
         return {"state": state, "param_groups": self.about[part]["groups"]}
 
 
+def trainings(site: Place) -> str:
+    """A pattern of the names of the trainings that share this one's room."""
+    return in_study(site.study, TRAINING)
+
+
 def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> None:
     """Write the state after a round, whole or not at all, if the site has a state directory."""
     if site.state_dir is None:
@@ -100,7 +113,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     for old in rounds:
         if old not in (last, server_round):
             _path(site, task, old, what).unlink(missing_ok=True)
-    keep_newest(path.parent.glob(f"{TRAINING}.*.{what}.safetensors"), FILES)
+    keep_newest(path.parent.glob(f"{trainings(site)}.*.{what}.safetensors"), FILES)
 
 
 def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
@@ -133,7 +146,7 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
     tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     with keeping(path) as part:
         save_file(tensors, part)
-    keep_newest(path.parent.glob(f"{TRAINING}.once.{what}.safetensors"), NETWORKS)
+    keep_newest(path.parent.glob(f"{trainings(site)}.once.{what}.safetensors"), NETWORKS)
 
 
 def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
@@ -180,7 +193,8 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
         return
     folder, own = site.state_dir / site.name, task.training
     left, mine = [], 0
-    for path in (each for pattern in LEFT for each in folder.glob(pattern)):
+    patterns = [pattern.format(trainings(site)) for pattern in LEFT]
+    for path in (each for pattern in patterns for each in folder.glob(pattern)):
         beside = path.parent == folder
         if not (path.name.startswith(f"{own}.") if beside else path.parent.name == own):
             left.append(path)

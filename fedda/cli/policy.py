@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
+from fedda.config import in_study
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.results.plainly import PlainConsole, echo
@@ -94,17 +95,22 @@ def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> No
     with clear_exit():
         policy = load("clients", "policy.rules").Policy.read(path)
         spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
-        words, used = load("clients", "policy.words"), spent.used()
-        epsilon = spent.epsilon(policy.privacy.delta)
+        words = load("clients", "policy.words")
+        rows = [*words.left(policy, spent)]
+        used = {study: _used(spent, rules, study) for study, rules in policy.study.items()}
+        used = _used(spent, policy) | ({"studies": used} if used else {})
     if as_json:
-        about = {"policy": policy.model_dump(by_alias=True)}
-        return print_json(about | {"used": {**vars(used), "epsilon": epsilon}})
+        return print_json({"policy": policy.model_dump(by_alias=True), "used": used})
     for line in words.words(policy):
         echo(line)
     table = Table("budget", "used", "in all")
-    for row in words.left(policy, used, epsilon):
+    for row in rows:
         table.add_row(*row)
     PlainConsole().print(table)
+
+
+def _used(spent: Any, policy: Any, study: str = "") -> dict[str, Any]:
+    return {**vars(spent.used(study)), "epsilon": spent.epsilon(policy.privacy.delta, study)}
 
 
 @app.command()
@@ -174,7 +180,7 @@ def _table(entries: "list[Entry]") -> None:
     table = Table("time", "event", "kind", "run", "round", "what", "bytes", "hash")
     for entry in entries:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
-        run = entry.get("run", entry.get("run_id", ""))
+        run = in_study(entry.get("study", ""), str(entry.get("run", entry.get("run_id", ""))))
         cells = [clock, entry.get("event"), entry.get("kind"), run, entry.get("round")]
         cells += [_what(entry), entry.get("bytes"), str(entry.get("sha256", ""))[:12]]
         table.add_row(*(_cell(cell) for cell in cells))

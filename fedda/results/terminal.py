@@ -125,6 +125,7 @@ def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
+    notes += [f"a run of the study {report['study']}"] if report["study"] else []
     notes += read.missing_tests(results) + read.ended_early(results)
     notes += read.adapted_elsewhere(results) + read.refined_at(results)
     return notes + transfer.notes(results)

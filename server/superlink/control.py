@@ -183,9 +183,10 @@ class Folder:
             if pem not in registered:
                 control.register(admitted[name], name)
                 done.append(f"admitted {name}")
-        roles = {_pem(admitted[name]): keys.role(nodes / f"{name}.pub") for name in admitted}
+        files = {_pem(key): nodes / f"{name}.pub" for name, key in admitted.items()}
+        about = {pem: (keys.role(file), keys.studies(file)) for pem, file in files.items()}
         entries = {
-            site.node_id: RegisteredKey(site.name, roles.get(site.public_key, ""))
+            site.node_id: RegisteredKey(site.name, *about.get(site.public_key, ("", ())))
             for site in control.sites()
         }
         write(self.registered, entries)

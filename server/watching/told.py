@@ -54,7 +54,8 @@ class Told:
             return
         if ended is None:
             self._runs[run.number] = False
-            self.say(f"run {run.name} ({run.method}) begins, in {run.folder}")
+            study = f" of the study {run.study}" * bool(run.study)
+            self.say(f"run {run.name} ({run.method}){study} begins, in {run.folder}")
         if ended:
             return
         if story is not None:

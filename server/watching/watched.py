@@ -25,6 +25,7 @@ USUAL = {
     "method": RunConfig.model_fields["method"].default,
     "run.dir": RunSection().dir,
     "run.name": RunSection().name,
+    "run.study": RunSection().study,
 }
 
 
@@ -102,4 +103,5 @@ def _run(run: Any) -> RunNow:
         run.status.status,
         run.status.sub_status if ended else "",
         run.pending_at,
+        str(settings["run.study"]),
     )
