@@ -33,6 +33,7 @@ from fedda.errors import (
     ConfigError,
     KeyFileError,
     PolicyError,
+    QuorumError,
     RunError,
     SecureError,
     StudyError,
@@ -547,6 +548,45 @@ def test_sites_sign_the_study_so_that_those_told_another_are_in_no_common_sum(
     for other in (lungs, none, replace(heart, training="heart.r.fedavg-0")):
         with pytest.raises(SecureError, match="not signed by it for this round"):
             verify(other, "anna", own.public, signed, known)
+
+
+@pytest.mark.parametrize("when", ["never", "keys", "train", "both"])
+def test_a_server_that_tells_sites_of_a_sum_different_studies_gets_no_model(
+    when: str, domains: list[Node], tmp_path: Path
+) -> None:
+    """It cannot count a site's part in a sum of one study against the budgets of another."""
+    for node in domains:
+        keys.add(tmp_path / "hub", node["name"], node["role"])
+    about = {"peers": str(tmp_path / "hub" / "peers")}
+    home = tmp_path / "hub" / "nodes"
+    keyed = [n | about | {"key": str(home / n["name"])} for n in domains]
+    nodes = obeying(keyed, tmp_path, BOTH)
+
+    def relabelled(request: Message, hop: str) -> Message:
+        made = when in (hop, "both") and grid.nodes[request.metadata.dst_node_id]["name"] == "carl"
+        if not made:
+            return request
+        arrays, tables = records.read(request.content)
+        tables["task"]["study"] = "lungs"
+        content = records.write(arrays, **tables)
+        return Message(content, request.metadata.dst_node_id, "train", ttl=60)
+
+    bench = a_bench(nodes, "heart", secure="sum")
+    grid = bench.grid
+    replies = [grid.call(relabelled(request, "keys")) for request in bench.begin()]
+    assert not any(reply.has_error() for reply in replies)  # a key alone says nothing
+    sent: list[Message] = []
+    bench.strategy.mail.deliver = lambda requests, *_: sent.extend(requests) or []  # type: ignore
+    with pytest.raises(QuorumError):
+        bench.strategy.aggregate_train(1, replies)
+    assert len(sent) == 3
+    answers = [grid.call(relabelled(request, "train")) for request in sent]
+    refused = {Code(a.error.code) for a in answers if a.has_error()}
+    assert refused == (set() if when == "never" else {Code.SECURE})
+    if when in ("keys", "both"):  # no site sends anything
+        assert all(a.has_error() for a in answers)
+    else:  # the others' masks have no counterpart, so what they sent cannot be read
+        assert [a.has_error() for a in answers] == [False, False, when == "train"]
 
 
 def test_without_a_study_nothing_that_crosses_is_other_than_before() -> None:

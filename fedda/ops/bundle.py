@@ -19,7 +19,7 @@ PYPROJECT = """\
 [project]
 name = "fedda"
 version = "{version}"
-description = "Federated unsupervised domain adaptation"
+description = "Federated unsupervised domain adaptation{of}"
 license = "Apache-2.0"
 
 [tool.flwr.app]
@@ -35,12 +35,14 @@ clientapp = "clients.app:app"
 """
 
 
-def stage(folder: Path, settings: Collection[str] | None = None) -> Path:
+def stage(folder: Path, settings: Collection[str] | None = None, study: str = "") -> Path:
     """Write the app into a folder and return it.
 
     Args:
         folder: empty, or to be made.
         settings: keys that a run may set; by default every one there is.
+        study: of the run. Flower unpacks an app anew for each of its runs, in one place, so those
+            of two studies must not be the same: they may begin at the same time.
 
     Raises:
         RunError: the folder is not empty.
@@ -51,12 +53,14 @@ def stage(folder: Path, settings: Collection[str] | None = None) -> Path:
             f"{folder} holds files already, and all files of a folder become part of the Flower "
             "app: give an empty or a new one"
         )
+    of = f", for the study {study}" * bool(study)
     for source, name in _modules():
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
     (folder / "pyproject.toml").write_text(
-        PYPROJECT.format(version=__version__, config=config_table(settings)), encoding="utf-8"
+        PYPROJECT.format(version=__version__, config=config_table(settings), of=of),
+        encoding="utf-8",
     )
     return folder
 
