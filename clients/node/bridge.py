@@ -92,9 +92,8 @@ def expired(message: Message) -> bool:
 def query(message: Message, site: Site) -> Message:
     """Tell the server what this site offers; with a task, check that the site can take part."""
     tables = records.read(message.content)[1]
-    if {*tables} not in ({*()}, {"task"}, {"question"}) or {
-        *tables.get("question", STUDY)
-    } != STUDY:
+    asked = {*tables.get("question", STUDY)}
+    if {*tables} not in (set(), {"task"}, {"question"}) or asked != STUDY:
         raise WireError(f"A question may hold a task or a study, but holds {sorted(tables)}.")
     offer = doors.offered(site, tables.get("task"), _study(message))
     return Message(records.write(offer=offer), reply_to=message)

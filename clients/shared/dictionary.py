@@ -244,9 +244,8 @@ class Dictionary:
         for kind in HEADS:
             path, made = folder / f"{kind}.safetensors", self.with_heads(heads, kind)
             models.save(path, made, classes=task.names, **task.about_model)
-        others = (
-            f for f in folder.parent.glob(state.trainings(self.site)) if f.is_dir() and f != folder
-        )
+        alike = folder.parent.glob(state.trainings(self.site))
+        others = (f for f in alike if f.is_dir() and f != folder)
         keep_newest(others, KEPT - 1, parts=[f"{kind}.safetensors" for kind in HEADS])
 
     def with_heads(self, heads: AtomHeads, kind: str) -> models.Model:

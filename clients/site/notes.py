@@ -120,10 +120,8 @@ class Notes:
         self.task = task
         self.round = request.round
         self.is_last = request.is_last
-        self.folder, self._room = (
-            site.state_dir / site.name / "notes" / task.training,
-            trainings(site),
-        )
+        self.folder = site.state_dir / site.name / "notes" / task.training
+        self._alike = trainings(site)
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
         """Write the features, if this request is one of those to note."""
@@ -209,7 +207,9 @@ class Notes:
 
     def _make_room(self) -> None:
         """Delete the oldest trainings' notes beyond the bounds, and never another file."""
-        others = [f for f in self.folder.parent.glob(self._room) if f.is_dir() and f != self.folder]
+        others = [
+            f for f in self.folder.parent.glob(self._alike) if f.is_dir() and f != self.folder
+        ]
         keep_newest(others, KEPT - 1, ROOM - _size(self.folder), FILES)
 
 

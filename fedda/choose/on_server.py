@@ -48,7 +48,8 @@ class LivePlan(Plan):
         at += [("--ca", self.launch.ca)]
         chosen = at[1:] if self.launch.superlink else at[:1]
         words = [word for flag, value in chosen if value for word in (flag, value)]
-        return [*words, "--target", target]
+        study = str(self.settings.get("run.study", ""))
+        return [*words, *(["--study", study] if study else []), "--target", target]
 
     def config(self, cell: Cell) -> RunConfig:
         """The settings of one training's run."""

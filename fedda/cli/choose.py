@@ -33,6 +33,7 @@ def choose(
     server: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
     ca: Path | None = None,
+    study: Annotated[str, typer.Option(metavar="NAME")] = "",
     method: Annotated[str, typer.Option(metavar="NAME,...")] = "",
     seeds: str = "3",
     settings: Annotated[int, typer.Option(min=0)] = 2,
@@ -94,6 +95,7 @@ def choose(
         superlink: Instead of --data: a SuperLink not started by `fedda superlink`; it must share
             the folder --out.
         ca: Certificate authority of that SuperLink.
+        study: With --server: the study that the trainings belong to.
         method: Methods to try beside FedAvg. Default: adabn if the network has BatchNorm, kd3a,
             fdann, and mdan if there are several sources.
         seeds: How many seeds the last rung has, or a list, as in fedda compare.
@@ -126,6 +128,7 @@ def choose(
         if live:
             refuse_local(context, LOCAL)
         flat = options.shared_of(change or [], preset or [], rounds)
+        flat |= {"run.study": study} if study else {}
         first = [Variant(REFERENCE)]
         if data is not None:
             apart(out, "--out", data, "--data")
