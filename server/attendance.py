@@ -83,10 +83,12 @@ class Sites:
                 needed = (
                     f"{expect} sites" if expect > least + 1 else f"{least} sources and a target"
                 )
+                without = len(self._without)
+                refused = f" {without} more take no part in the run's study." if without else ""
                 raise QuorumError(
                     f"After {wait.sites:g} s {sources} sources and {targets} targets have joined, "
                     f"but the run needs {needed}; start more clients or raise wait.sites."
-                    f"{offers or ''}"
+                    f"{refused}{offers}"
                 )
             time.sleep(LOOK)
 

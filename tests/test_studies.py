@@ -23,6 +23,7 @@ from clients.site import state
 from clients.site.memory import Site, resident
 from clients.site.plain_log import LOG
 from clients.site.remembered import Remembered
+from clients.site.request import flat
 from clients.site.summed import Summed
 from fedda import records
 from fedda.choose.on_server import LivePlan
@@ -277,6 +278,22 @@ def test_a_site_that_lists_studies_has_no_rules_before_one_is_named(
     assert Face(site).get_properties({"question.study": "heart"})["name"] == "anna"
     with pytest.raises(StudyError):  # the last request's rules are not the next one's
         Face(site).get_properties({})
+
+
+def test_the_rules_hold_for_flower_s_own_client_too(domains: list[Node], tmp_path: Path) -> None:
+    text = '[study.heart]\n[study.lungs.allow]\nmethods = ["fedprox"]'
+    nodes = obeying(domains, tmp_path, text)
+
+    def fit(study: str) -> None:
+        arrays, tables = records.read(asked(nodes, study)[0].content)
+        face.fit(*flat(arrays, tables))
+
+    face = Face(Site(nodes[0]))
+    fit("heart")
+    for study, error in (("lungs", PolicyError), ("", StudyError), ("brain", StudyError)):
+        with pytest.raises(error):
+            fit(study)
+    fit("heart")
 
 
 @pytest.mark.parametrize("table", ["question", "look", "logs"])
@@ -664,6 +681,9 @@ def test_a_run_does_not_wait_for_sites_that_refuse_its_study(
     sites.look()
     (trouble,) = journal.troubles
     assert trouble["text"] == public(Code.STUDY) and "--study" in trouble["text"]
+    config = RunConfig.parse(FAST | {"run.study": "brain", "wait.sites": 0.2, "run.expect": 0})
+    with pytest.raises(QuorumError, match=r"1 sources and 0 .* 3 more take no part in the run's"):
+        Sites(grid, config, Journal()).gather()
 
 
 def test_a_look_and_logs_are_asked_for_a_study(
