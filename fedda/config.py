@@ -387,7 +387,7 @@ StudyName = Annotated[str, AfterValidator(study_name)]
 
 
 class RunSection(Section):
-    """The run as a whole; of it a site learns the name and the study."""
+    """The run as a whole; a site learns no more of it than its trainings say."""
 
     name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$")
     """name of the run; results go to DIR/NAME"""
