@@ -191,7 +191,7 @@ def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
 ) -> None:
     fake = FakeControl(number)
     monkeypatch.setattr(control, "Control", fake)
-    monkeypatch.setattr(bundle, "stage", lambda folder, flat: folder)
+    monkeypatch.setattr(bundle, "stage", lambda folder, *_: folder)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup
     signal.signal(signal.SIGINT, of_ctrl_c)
     done = fedda("run", "kd3a", "--dir", tmp_path, "--superlink", "hub:1")
