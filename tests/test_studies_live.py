@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedda.cli import app
 from fedda.errors import Code
-from fedda.ops import chain, keys
+from fedda.ops import certificate, chain, keys
 from fedda.ops.bundle import stage
 from tests.federation import Federation, Operator, Run
 from tests.patience import PATIENCE
@@ -41,7 +41,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         (folder / f"{name}.toml").write_text(text)
         options[name] = ["--policy", str(folder / f"{name}.toml")]
     hub = Federation(folder / "hub", client_options=options)
-    keys.init(hub.home, ["127.0.0.1"])
+    certificate.init(hub.home, ["127.0.0.1"])
     keys.add(hub.home, "anna", studies=["heart"])
     with leaving_nothing(hub) as made:
         yield made

@@ -110,7 +110,9 @@ class Task(config.Section):
     @property
     def others(self) -> list[str]:
         """The trainings, all of this study, whose models are compared with this one's."""
-        return [config.in_study(self.study, n) for n in self.beside.split(",")] if self.beside else []
+        return (
+            [config.in_study(self.study, n) for n in self.beside.split(",")] if self.beside else []
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

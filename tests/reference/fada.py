@@ -208,7 +208,7 @@ def training(
                     for _ in range(options.identifier_steps - 1 if "CI" in nets[s] else 0):
                         stay[s]["CI"].zero_grad()
                         seen = nets[s]["specific"](z[s].detach()).detach()
-                        F.cross_entropy(nets[s]["CI"](seen), data[s][t][n][1]).backward()
+                        F.cross_entropy(nets[s]["CI"](seen), known(data[s][t][n])).backward()
                         stay[s]["CI"].step()
                     _apart(nets[s], stay[s], z[s].detach(), shuffles[s][t], options.weights)
         own = local[TARGET].state_dict()
@@ -225,6 +225,12 @@ def training(
         model = copy.deepcopy(model)
         model.load_state_dict(updated(theta_0, own, sources, w))
     return model, past
+
+
+def known(batch: Batch) -> Tensor:
+    """The labels of a batch that has them."""
+    assert batch[1] is not None
+    return batch[1]
 
 
 def _apart(
