@@ -51,6 +51,18 @@ def test_closed_forms_in_small(here: Path) -> None:
     assert all(f"| {name} " in text for name in found)
 
 
+@of("apart")
+def test_parts_are_probed_in_small(here: Path) -> None:
+    """The identifier that learns ahead leaves less in f_ds for a new classifier."""
+    found = printed("apart", here)
+    assert {*found} == {"defaults", "apart"}
+    for row in found.values():
+        for name in ("identifier", "probe_specific", "probe_invariant", "accuracy"):
+            assert 0 <= row[name] <= 1
+        assert 0 < row["confusion"] <= np.log(10) + 1e-3 and 0 < row["left"] < 5
+    assert found["apart"]["probe_specific"] < found["defaults"]["probe_specific"]
+
+
 @of("chain")
 def test_the_chain_in_small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = printed("chain", here)["pens"]
