@@ -38,7 +38,7 @@ class Layers(Section):
     disentangler: str = Field(default="256,256", pattern=SIZES)
     """layers of both branches of D, each with BatchNorm and ReLU; tables 6 to 8: 3072,2048
     (digits), 64,32 (Amazon Review), 2048,2048 (photographs)"""
-    specific: int = Field(default=0, ge=0, le=99_999)
+    specific: int = Field(default=0, ge=0, le=10_000)
     """values of f_ds; 0: as many as f_di has. A class is easier to forget in few"""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """share of values left out in D while training"""

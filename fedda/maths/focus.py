@@ -24,7 +24,8 @@ Value = Literal["marginal", "shapley"]
 
 NOBODY = 0.001  # n of an image whose label no sure teacher supports (section 3.2)
 MOST_TEAMS = 1 << 16  # exact Shapley values vote once per team: of 16 sources at most
-ORDERS = 128  # in which more sources join, to estimate theirs
+ORDERS = 128  # in which more sources join, to estimate theirs; in fewer,
+ROOM = 1 << 24  # where so many numbers would not say who joins when
 BLOCK = 1 << 18  # numbers per working array: small enough to stay in a processor's cache
 
 
@@ -38,7 +39,7 @@ def teams_and_shares(K: int, value: Value) -> tuple[Tensor, Tensor]:
         everyone = torch.ones(1, K, dtype=torch.float64)
         return torch.cat([everyone, 1 - alone]), torch.cat([everyone, -alone])
     if 1 << K > MOST_TEAMS:
-        return sampled_orders(K, ORDERS)
+        return sampled_orders(K, max(2, min(ORDERS, ROOM // K**2 // 2 * 2)))
     member = (torch.arange(1 << K)[:, None] >> torch.arange(K)) & 1
     others = member.sum(dim=1, keepdim=True) - member  # (M, K), team size without k
     # In s! (K - 1 - s)! of the K! orders of sources, k comes right after this team of s others.
