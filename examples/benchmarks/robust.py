@@ -7,13 +7,13 @@
 The demo's digits: `fonts` is the target, and the other three domains are divided among 20 sources,
 or --sources. Two of them lie, or eight, or as many as --percent says:
 
-    none       nobody lies
-    flipped_N  N % of the sources have changed all their labels
-    claimed_N  they have, and claim to have a hundred times their examples
-    fourfold_N they send their update four times as long, in the opposite direction
-    scaled_N   the same, ten times as long
-    noise_N    in place of their update they send normal noise, ten times as long
-    nan_N      they send NaN
+    none        nobody lies
+    flipped_N   N % of the sources have changed all their labels
+    claimed_N   they have, and claim to have a hundred times their examples
+    fourfold_N  they send their update four times as long, in the opposite direction
+    scaled_N    the same, ten times as long
+    noise_N     in place of their update they send normal noise, ten times as long
+    nan_N       they send NaN
 
 Rows are the rules of `guard.mean` for FedAvg, told the true share of liars where they need one, and
 KD3A, which weighs sources itself. The other settings of `guard` are off, so that all lies arrive;
