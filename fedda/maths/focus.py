@@ -24,8 +24,8 @@ Value = Literal["marginal", "shapley"]
 
 NOBODY = 0.001  # n of an image whose label no sure teacher supports (section 3.2)
 MOST_TEAMS = 1 << 16  # exact Shapley values vote once per team: of 16 sources at most
-ORDERS = 128  # in which more sources join, to estimate theirs; in fewer,
-ROOM = 1 << 24  # where so many numbers would not say who joins when
+ORDERS = 128  # drawn to estimate the values of more sources; fewer where they would exceed ROOM
+ROOM = 1 << 24  # numbers that say who is in which team of all orders
 BLOCK = 1 << 18  # numbers per working array: small enough to stay in a processor's cache
 
 
