@@ -21,6 +21,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
+from weakref import WeakValueDictionary
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
@@ -69,10 +70,25 @@ def read(content: RecordDict) -> tuple[dict[str, Packed], dict[str, Numbers]]:
 
 
 def to_arrays(arrays: Mapping[str, Packed]) -> ArrayRecord:
-    """Packed arrays as Flower arrays."""
-    return ArrayRecord(
-        {n: Array("uint8", (len(p.buffer),), STYPE, bytes(p.buffer)) for n, p in arrays.items()}
-    )
+    """Packed arrays as Flower arrays; several messages share one for the same bytes."""
+    record = ArrayRecord()  # which would copy the arrays that it is made of
+    for name, packed in arrays.items():
+        record[name] = _array(bytes(packed.buffer))
+    return record
+
+
+def _array(data: bytes) -> Array:
+    """The array in use that holds these very bytes, so that they are hashed once; else a new one.
+
+    What is known of an array, such as the hashes of its pieces, Flower keeps in the array.
+    """
+    array = _IN_USE.get(id(data))
+    if array is None or array.data is not data:
+        array = _IN_USE[id(data)] = Array("uint8", (len(data),), STYPE, data)
+    return array
+
+
+_IN_USE: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
 def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, Packed]:
@@ -105,14 +121,21 @@ def digest(message: Message) -> str:
         tables["error"] = message.error.code
     for name, record in message.content.items() if message.has_content() else ():
         if isinstance(record, ArrayRecord):
-            about = {
-                n: [a.dtype, list(a.shape), a.stype, _sha256(a.data)] for n, a in record.items()
-            }
+            about = {n: [a.dtype, list(a.shape), a.stype, _hashed(a)] for n, a in record.items()}
             tables[name] = about
         else:
             tables[name] = dict(record)
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), default=bytes.hex)
     return _sha256(text.encode())
+
+
+def _hashed(array: Array) -> str:
+    """SHA-256 of an array's bytes, which the array keeps, as several messages may share it."""
+    data, known = array.__dict__.get("_hashed", (None, ""))
+    if data is not array.data:
+        known = _sha256(array.data)
+        array.__dict__["_hashed"] = (array.data, known)
+    return known
 
 
 def _sha256(data: bytes) -> str:

@@ -144,7 +144,9 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(waiting, "LATER", 0.0)
 
     async def play() -> None:
-        state = SimpleNamespace(store_message_and_object_tree=lambda message: "done")
+        state = SimpleNamespace(
+            store_message_and_object_tree=lambda message: "done", store_object=None
+        )
         made = Waiting(state)
         monkeypatch.setattr(waiting, "LONGEST", 0.2)
         assert await made.for_work(7, FAR) >= 0.19
@@ -174,6 +176,53 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         made.close()
         await asyncio.gather(waits, reply)
         await made.for_work(7, FAR)
+
+    asyncio.run(play())
+
+
+def test_a_piece_that_is_on_its_way_is_given_once_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks again and again; a piece that is there, or will not come, is not waited for."""
+    pieces: dict[str, bytes] = {"late": b"", "never": b"", "there": b"x"}
+    asked_for: list[str] = []
+
+    def get(run: int, name: str) -> bytes | None:
+        asked_for.append(name)
+        return pieces.get(name)
+
+    def put(run: int, session: str, name: str, content: bytes) -> bool:
+        pieces[name] = content
+        return True
+
+    async def play() -> None:
+        state = SimpleNamespace(
+            store_message_and_object_tree=None,
+            store_object=put,
+            get_object=get,
+            get_task_by_token={"t": SimpleNamespace(run_id=3)}.get,
+        )
+        made = Waiting(state)
+        answers = Direct(state, False, made)
+        monkeypatch.setattr(waiting, "LONGEST", FAR)
+        assert await answers.piece("t", "there", FAR) == b"x"
+        assert await answers.piece("t", "unknown", FAR) is None
+        assert await answers.piece("t", "late", 0) == b""
+        assert await answers.piece("wrong", "there", FAR) is None
+        request = proto.PullObjectRequest(node=SERVER, object_id="late").SerializeToString()
+        one = asyncio.create_task(answers.piece("t", "late", FAR))
+        other = asyncio.create_task(answers.of_run("pull-object", "t", request, FAR))
+        last = asyncio.create_task(answers.piece("t", "never", FAR))
+        await asyncio.sleep(0)
+        del asked_for[:]
+        put_down = threading.Thread(target=state.store_object, args=(3, "s", "late", b"now"))
+        put_down.start()  # as a thread of the SuperLink does
+        assert await one == b"now"
+        given = await other
+        put_down.join()
+        assert given is not None
+        assert proto.PullObjectResponse.FromString(given).object_content == b"now"
+        assert asked_for == ["late", "late"] and not last.done()
+        made.close()
+        assert await last == b"" and not made._pieces
 
     asyncio.run(play())
 

@@ -26,11 +26,12 @@ class Forgetful(ScriptedGrid):
     forgets: tuple[int, ...] = ()
 
     def push_messages(self, messages: Any) -> Any:
-        (message,) = messages = list(messages)
-        step = message.content.get("step", {})
-        names = message.metadata.message_type == "train" and "kept" in message.content
-        if names and step["round"] in self.forgets:
-            resident.cache_clear()
+        messages = list(messages)
+        for message in messages:
+            step = message.content.get("step", {})
+            names = message.metadata.message_type == "train" and "kept" in message.content
+            if names and step["round"] in self.forgets:
+                resident.cache_clear()
         return super().push_messages(messages)
 
 

@@ -7,10 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
+from fedda import records, wire
 from fedda.flower import ErrorCode, make_message
+from fedda.wire import Kind, Packed
 from server import timing
 from server.simulation import LocalGrid
 from strategies.sites import mail
@@ -65,6 +68,32 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replies_come_in_the_order_of_arrival() -> None:
     grid = SlowGrid({1: 3, 2: 0, 3: 1})
     assert [src(r) for r in Mail(grid).deliver(map(request, (1, 2, 3)), 5)] == [2, 3, 1]
+
+
+def with_arrays(node: int, packed: Packed | None) -> Message:
+    content = records.write({"model": packed} if packed else {}, task={"x": node})
+    return Message(content, node, "train", ttl=9)
+
+
+def test_requests_with_the_same_arrays_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then their arrays are hashed once, and cross to the server once."""
+    monkeypatch.setattr(mail, "TOGETHER", 3)
+    one, other = (wire.pack({"w": np.full(3, x, "f")}, Kind.MODEL) for x in (1, 1))
+    sent: list[list[int]] = []
+
+    class Counting(SlowGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            sent.append([m.metadata.dst_node_id for m in messages])
+            return super().push_messages(messages)
+
+    grid = Counting(dict.fromkeys(range(1, 9), 0))
+    grid.refuse = {2}
+    given = [one, one, one, one, other, None, None, one]
+    requests = (with_arrays(n, p) for n, p in enumerate(given, 1))
+    replies = [src(r) for r in Mail(grid).deliver(requests, 0.05)]
+    assert sent == [[1, 2, 3], [4], [5], [6, 7], [8]]
+    assert replies == [1, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_reply_is_handed_on_before_the_next_is_fetched() -> None:

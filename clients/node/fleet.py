@@ -6,6 +6,7 @@ the HTTP client one layer below it, and raises the exceptions of `failures`.
 """
 
 import contextlib
+import io
 import logging
 import ssl
 import threading
@@ -20,6 +21,7 @@ from flwr.app import Message
 from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
+from fedda.flower.joined import HalfSent
 from fedda.ops.refusal import OFFERS
 
 from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
@@ -162,7 +164,13 @@ class Fleet:
         )(head.metadata.message_id)
         # A piece is named by the hash of its content, and the task's pieces do not change in a run.
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
-        message = flower.inflate_object_from_contents(tree.object_id, contents)
+        below = [record for records in tree.children for record in records.children]
+        names = dict.fromkeys(array.object_id for record in below for array in record.children)
+        arrays: dict[str, flower.InflatableObject] = {
+            name: HalfSent(contents.pop(name)).join(lambda piece: io.BytesIO(contents[piece]))
+            for name in names
+        }
+        message = flower.inflate_object_from_contents(tree.object_id, contents, objects=arrays)
         if not isinstance(message, Message):
             raise RunOver
         message.metadata.__dict__["_message_id"] = tree.object_id
@@ -171,8 +179,8 @@ class Fleet:
     def send(self, reply: Message) -> None:
         """Push a reply; pushing the same reply twice is harmless."""
         run_id = reply.metadata.run_id
-        reply.metadata.__dict__["_message_id"] = reply.object_id
         with flower.no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
             head = flower.remove_content_from_message(reply) if reply.has_content() else reply
             answer = ask(
                 self._client.PushMessages,

@@ -11,6 +11,8 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -20,10 +22,14 @@ from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
 from fedda.flower import runtime_pb2 as runtime
 
+from . import near
 from .filter import App, Event, Receive, Scope, Send
+from .waiting import Waiting, wanted
 
 MEDIA_TYPE = flower.PROTOBUF_MEDIA_TYPE.encode()
 GIVEN_KEPT = 1024  # replies that a run's program may ask for once more
+SLICE = 2**18  # bytes of an answer that are encrypted and sent at once
+NOT_YET = proto.PullObjectResponse(object_found=True).SerializeToString()
 LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
 
 Handler = Callable[[Any, Any], Any]
@@ -60,27 +66,40 @@ OF_A_RUN: dict[str, tuple[Any, Callable[..., Any]]] = {
 class Direct:
     """Answers frequent calls from a SuperLink's state."""
 
-    def __init__(self, state: Any, threads: bool) -> None:
-        """Take flwr's LinkState; with `threads` no call blocks the loop, as a database's would."""
+    def __init__(self, state: Any, threads: bool, waiting: Waiting | None = None) -> None:
+        """Take flwr's LinkState.
+
+        Args:
+            state: flwr's.
+            threads: whether no call may block the loop, as a database's would.
+            waiting: lets callers wait for pieces that are on their way.
+        """
         self._state = state
         self._threads = threads
+        self._waiting = waiting
         self._given: OrderedDict[tuple[int, str], tuple[Any, Any]] = (
             OrderedDict()
         )  # by run, request
         self._giving = threading.Lock()
 
-    async def of_site(self, request: Any) -> bytes | None:
-        """Return the answer to a site's request, or None if the whole stack has to answer it."""
-        handler = HANDLERS.get(type(request))
-        return None if handler is None else await self._call(handler, request)
+    async def of_site(self, request: Any, wait: float = 0.0) -> bytes | None:
+        """Return the answer to a site's request, or None if the whole stack has to answer it.
 
-    async def of_run(self, name: str, token: str, body: bytes) -> bytes | None:
+        Args:
+            request: the request.
+            wait: seconds for which the site would wait for a piece.
+        """
+        handler = HANDLERS.get(type(request))
+        return None if handler is None else await self._call(handler, request, wait)
+
+    async def of_run(self, name: str, token: str, body: bytes, wait: float = 0.0) -> bytes | None:
         """Return the answer to a request of a run's program, or None as `of_site` does.
 
         Args:
             name: the call's.
             token: by which the SuperLink knows the program.
             body: the request.
+            wait: seconds for which it would wait for a piece.
         """
         kind, handler = OF_A_RUN[name]
         try:
@@ -88,7 +107,45 @@ class Direct:
         except DecodeError:
             return None
         once_more: Callable[..., Any] = self._pull if name == "pull-messages" else handler
-        return await self._call(lambda *given: once_more(*given, self._task(token)), request)
+        return await self._call(lambda *given: once_more(*given, self._task(token)), request, wait)
+
+    async def piece(self, token: str, name: str, wait: float) -> bytes | None:
+        """Return a piece for a run's program; empty: not yet; None: it will not come, or no token.
+
+        Args:
+            token: by which the SuperLink knows the program.
+            name: the piece.
+            wait: seconds for which it would wait for it.
+        """
+
+        def look() -> bytes | None:
+            task = self._state.get_task_by_token(token)
+            return None if task is None else self._state.get_object(task.run_id, name)
+
+        async def ask() -> bytes | None:
+            return await asyncio.to_thread(look) if self._threads else look()
+
+        if self._waiting is None:
+            return await ask()
+        return await self._waiting.for_piece(name, ask, wait, not_yet=b"")
+
+    async def take(self, token: str, name: str, session: str, content: bytes) -> bool:
+        """Store a piece that a run's program brings -> whether it is wanted, and its token holds.
+
+        Args:
+            token: by which the SuperLink knows the program.
+            name: the piece.
+            session: in which the SuperLink awaits it.
+            content: the piece.
+        """
+
+        def store() -> bool:
+            task = self._state.get_task_by_token(token)
+            return task is not None and self._state.store_object(
+                task.run_id, session, name, content
+            )
+
+        return await asyncio.to_thread(store) if self._threads or len(content) > LARGE else store()
 
     async def drop(self, name: str) -> None:
         """Delete an answer whose site brings no more pieces, so that its run stops waiting."""
@@ -116,12 +173,24 @@ class Direct:
                 answer.message_object_trees.append(tree)
             return answer
 
-    async def _call(self, handler: Handler, request: Any) -> bytes | None:
+    async def _call(self, handler: Handler, request: Any, wait: float) -> bytes | None:
+        if isinstance(request, proto.PullObjectRequest) and self._waiting is not None:
+            ask = partial(self._ask, handler, request)
+            return await self._waiting.for_piece(request.object_id, ask, wait, not_yet=NOT_YET)
+        return await self._ask(handler, request)
+
+    async def _ask(self, handler: Handler, request: Any) -> bytes | None:
+        large = request.ByteSize() > LARGE
+        given = (
+            read_once(request)
+            if large and isinstance(request, proto.PushObjectRequest)
+            else request
+        )
         try:
-            if self._threads or len(getattr(request, "object_content", b"")) > LARGE:
-                answer = await asyncio.to_thread(handler, request, self._state)
+            if self._threads or large:
+                answer = await asyncio.to_thread(handler, given, self._state)
             else:
-                answer = handler(request, self._state)
+                answer = handler(given, self._state)
         except Exception:
             return None
         return answer.SerializeToString()
@@ -133,6 +202,13 @@ class Direct:
         return task
 
 
+def read_once(request: Any) -> SimpleNamespace:
+    """The same fields as those of a request, each of which would be copied at every look."""
+    return SimpleNamespace(
+        **{each.name: getattr(request, each.name) for each in request.DESCRIPTOR.fields}
+    )
+
+
 class RunCalls:
     """Answers the frequent calls of runs' programs, and passes all others to a SuperLink."""
 
@@ -141,29 +217,49 @@ class RunCalls:
         self.direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        name = scope["path"].removeprefix(RUNTIME) if scope["type"] == "http" else ""
-        if name not in OF_A_RUN or scope["path"] != RUNTIME + name or scope["method"] != "POST":
+        path = scope["path"] if scope["type"] == "http" else ""
+        name = path.removeprefix(RUNTIME)
+        runs = path == RUNTIME + name and name in OF_A_RUN and scope["method"] == "POST"
+        if not runs and not path.startswith(near.PIECE):
             await self.app(scope, receive, send)
             return
         header = flower.TASK_TOKEN_HEADER.lower().encode()
         tokens = [value for key, value in scope["headers"] if key == header]
+        token = tokens[0].decode("latin-1") if len(tokens) == 1 else ""
         body = await read(receive)
         if body is None:
             return
-        answer = None
-        if len(tokens) == 1:
-            answer = await self.direct.of_run(name, tokens[0].decode("latin-1"), body)
+        if not runs:
+            await self._near(scope, token, path.removeprefix(near.PIECE), body, send)
+            return
+        wait = wanted(scope["headers"])
+        answer = await self.direct.of_run(name, token, body, wait) if token else None
         if answer is None:
             await self.app(scope, replay(body, receive), send)
         else:
             await give(answer, send)
 
+    async def _near(self, scope: Scope, token: str, name: str, body: bytes, send: Send) -> None:
+        """Give or take a piece."""
+        if scope["method"] == "PUT":
+            session = dict(scope["headers"]).get(near.SESSION.encode(), b"").decode("latin-1")
+            taken = await self.direct.take(token, name, session, body)
+            await give(b"", send, status=200 if taken else near.GONE)
+            return
+        piece = await self.direct.piece(token, name, wanted(scope["headers"]))
+        status = near.GONE if piece is None else near.NOT_YET if piece == b"" else 200
+        await give(piece or b"", send, status=status)
 
-async def give(body: bytes, send: Send, *headers: tuple[bytes, bytes]) -> None:
-    """Send an answer of protobuf."""
+
+async def give(body: bytes, send: Send, *headers: tuple[bytes, bytes], status: int = 200) -> None:
+    """Send an answer, of protobuf or a piece."""
     headers += ((b"content-type", MEDIA_TYPE), (b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": 200, "headers": [*headers]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.start", "status": status, "headers": [*headers]})
+    last = max(0, len(body) - 1) // SLICE * SLICE
+    for start in range(0, last, SLICE):
+        part = body[start : start + SLICE]
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 async def read(receive: Receive) -> bytes | None:

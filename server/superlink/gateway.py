@@ -29,6 +29,7 @@ from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 from ..watching.live import Live
 from ..watching.told import Told
 from ..watching.watched import Watched
+from . import near
 from .allocator import one_pool
 from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
@@ -113,8 +114,9 @@ def run(
     # No single caller takes all that the system allows.
     public.limits = ListenerLimits(min(settings.limits.per_address, max(1, most // 4)), most)
     admin = _listen(spawn.LOOPBACK, settings.admin_port, reserved=settings.reserved)
-    sockets = [admin, public]
     with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(near.listening())
+        sockets = [public, admin, *beside]
         for listener in sockets:
             stack.callback(listener.close)
         _find_programs()
@@ -178,7 +180,7 @@ async def _serve(
 
     tls = settings.tls
 
-    def server(application: Any, lifespan: Literal["on", "off"], **more: Any) -> Server:
+    def server(application: Any, lifespan: Literal["on", "off"] = "off", **more: Any) -> Server:
         return Server(
             uvicorn.Config(
                 application,
@@ -186,8 +188,6 @@ async def _serve(
                 ws="none",
                 log_level="warning",
                 access_log=False,
-                ssl_certfile=None if tls is None else tls.certificate,
-                ssl_keyfile=None if tls is None else str(tls.key),
                 timeout_graceful_shutdown=2,
                 timeout_keep_alive=60,
                 server_header=False,
@@ -195,35 +195,43 @@ async def _serve(
             )
         )
 
+    encrypted: dict[str, Any] = {}
+    if tls is not None:
+        encrypted = {"ssl_certfile": tls.certificate, "ssl_keyfile": str(tls.key)}
+
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
     turned = Turned(nodes.name)
-    direct, waiting = Direct(state, settings.database is not None), Waiting(state)
+    waiting = Waiting(state)
+    direct = Direct(state, settings.database is not None, waiting)
     short = shortened(app, guarded=caller is not None)
     present = Present(state.acknowledge_node_heartbeat)
     sites = SiteCalls(short, traffic, caller, direct, waiting, present, turned)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
     told = Told(watched.newest, say, turned.news)
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
-    admin = server(LocalOnly(live, settings.admin_port), "on")
-    public = server(FleetOnly(sites, traffic), "off", http=Protocol)
+    local = LocalOnly(live, settings.admin_port)
+    admin, beside = server(local, "on", **encrypted), server(local)
+    public = server(FleetOnly(sites, traffic), http=Protocol, **encrypted)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stop.set)
 
-    tasks = [asyncio.create_task(admin.serve([sockets[0]]))]
+    tasks = [asyncio.create_task(admin.serve([sockets[1]]))]
     children: int | None = None
     try:
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
             raise RunError("the SuperLink did not start; its own log says why")
+        if sockets[2:]:
+            tasks.append(asyncio.create_task(beside.serve(sockets[2:])))
         children = _superexec(app)
         await asyncio.to_thread(every)
-        tasks.append(asyncio.create_task(public.serve([sockets[1]])))
-        await _until(lambda: public.started or tasks[1].done())
+        tasks.append(asyncio.create_task(public.serve([sockets[0]])))
+        await _until(lambda: public.started or tasks[-1].done())
         ready()
 
         def tend() -> None:
@@ -238,7 +246,7 @@ async def _serve(
     finally:
         live.close()
         waiting.close()
-        public.should_exit = admin.should_exit = True
+        public.should_exit = beside.should_exit = admin.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(_end_group, children)
         if settings.traffic is not None:

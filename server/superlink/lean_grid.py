@@ -12,30 +12,36 @@ set aside, so that it delays no other, and is given up once its pieces stop comi
 import atexit
 import gc
 import io
-import json
 import logging
+import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import BinaryIO, TypeVar
 
 import httpx
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import flower
+from fedda.flower.joined import HalfSent
+from fedda.ops import spawn
 
 from .allocator import one_pool
+from .near import Near, as_httpx
 
 log = logging.getLogger("fedda.server")
 
 ARRAYS = 3  # the level of arrays below a message: records, array records, arrays, then pieces
 WORKERS = 2
-LARGE = 2**20  # bytes of a piece that is outside of the pool, and worth a sweep
+LARGE = 2**20  # bytes of a piece that is worth a sweep
+OUTSIDE = 2**22  # bytes of an array that is outside of malloc's pool
 
-Fetch = Callable[[str], bytes]
+P = TypeVar("P", bytes, BinaryIO)
+
+HEAD, PART = 64, 2**18  # bytes that are read of a piece at first, and then at once
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
 # A look at a reply whose pieces are still coming ends after so many seconds without a new one, or
 # after so many since it first had to wait.
@@ -81,7 +87,7 @@ class Arrival:
     since: float = field(default_factory=time.monotonic)
     contents: dict[str, bytes] = field(default_factory=dict)
     arrays: dict[str, flower.InflatableObject] = field(default_factory=dict)
-    half: "HalfSent | None" = None
+    half: HalfSent | None = None
 
     def forget(self) -> None:
         """Free the pieces; the next look fetches them again."""
@@ -100,6 +106,17 @@ class LeanGrid(flower.HttpGrid):
         assert grid._runtime_client is not None  # asking for it connects
         for name, value in vars(grid).items():
             setattr(self, name, value)
+        self._near: Near | None = None
+        if path := os.environ.get(spawn.NEAR_AT):
+            client, far = self._runtime_client, self._runtime_client._client
+            client._client = httpx.Client(
+                transport=httpx.HTTPTransport(uds=path),
+                timeout=far.timeout,
+                headers={"prefer": f"wait={IDLE:.0f}"},
+            )
+            client._base_url = f"http://{self._addr}"
+            far.close()
+            self._near = Near(path, self._addr, self._token, IDLE)
         self._seen: dict[str, bytes] = {}
         self._asked: dict[str, Asked] = {}  # by request
         self._arriving: dict[str, Arrival] = {}  # by request
@@ -179,7 +196,7 @@ class LeanGrid(flower.HttpGrid):
             if self._held is not None:
                 self._held.forget()
             self._held = arrival
-        pull = self._pieces(arrival)
+        pull = self._patient(self._small, arrival)
         tree, contents, arrays = arrival.tree, arrival.contents, arrival.arrays
         levels = [[tree]]
         while len(levels) <= ARRAYS:
@@ -201,7 +218,8 @@ class LeanGrid(flower.HttpGrid):
             if arrival.half is None:
                 arrival.half = HalfSent(contents[name])
             left = MOST * self.sent - sum(len(_data(array)) for array in arrays.values())
-            arrays[name] = arrival.half.join(pull, left)
+            with as_httpx():
+                arrays[name] = arrival.half.join(self._patient(self._large, arrival), left)
             arrival.half = None
         for name in arrays:
             del contents[name]
@@ -218,18 +236,38 @@ class LeanGrid(flower.HttpGrid):
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 
-    def _pieces(self, arrival: Arrival) -> Fetch:
-        """A function that fetches one piece of a reply, for one look at it; several threads use it.
+    def _small(self, name: str) -> bytes:
+        """Fetch a piece; several threads may do so at a time."""
+        return flower.make_pull_object_fn_protobuf(
+            self._runtime_client.PullObject, self.node, self._run_id
+        )(name)
+
+    def _large(self, name: str) -> BinaryIO:
+        """Ask for a piece, to be read at once."""
+        return io.BytesIO(self._small(name)) if self._near is None else self._near.piece(name)
+
+    def _bring(self, name: str, content: bytes, session: str) -> bool:
+        """Bring a piece of a request -> whether the SuperLink took it."""
+        if self._near is not None:
+            return self._near.put(name, content, session)
+        request = flower.message_pb2.PushObjectRequest(
+            node=self.node,
+            run_id=self._run_id,
+            object_id=name,
+            object_content=content,
+            session_id=session,
+        )
+        return self._runtime_client.PushObject(request).stored
+
+    def _patient(self, one: Callable[[str], P], arrival: Arrival) -> Callable[[str], P]:
+        """Let a function that fetches a piece of a reply wait for it, for one look at the reply.
 
         It raises `Aside` once the look has waited for long enough, and ObjectPullError when the
         request has expired, or its site has begun anew and brings no more pieces.
         """
-        one = flower.make_pull_object_fn_protobuf(
-            self._runtime_client.PullObject, self.node, self._run_id
-        )
         lock, began, waits = threading.Lock(), time.monotonic(), [float("inf")]
 
-        def pull(name: str) -> bytes:
+        def pull(name: str) -> P:
             pause, longest = RETRY
             while True:
                 try:
@@ -266,24 +304,15 @@ class LeanGrid(flower.HttpGrid):
                 message_object_trees=[flower.get_object_tree(m) for m in sent],
             )
         )
-        push = flower.make_push_object_fn_protobuf(
-            self._runtime_client.PushObject, self.node, run_id, answer.session_id
-        )
         wanted = set(answer.objects_to_push)
-
-        def work(name: str) -> None:
-            content = objects[name].deflate()  # only now, to hold few at a time
-            try:
-                push(name, content)
-            except flower.ObjectPushError:
+        for name in [name for name in objects if name in wanted]:
+            content = objects[name].deflate()  # only now, to hold one at a time
+            if not self._bring(name, content, answer.session_id):
                 # A site has pieces of earlier messages, so it may confirm a message before all of
                 # them were pushed; the SuperLink then drops the rest. If it drops a message that
                 # was not confirmed, the site counts as silent.
                 log.debug("piece %s is not wanted any more", name)
             _sweep(content)
-
-        with ThreadPoolExecutor(WORKERS) as workers:
-            list(workers.map(work, [name for name in objects if name in wanted]))
         now = time.monotonic()
         for old in [i for i, asked in self._asked.items() if asked.ends < now]:
             self._close(old)
@@ -315,39 +344,6 @@ def _data(array: flower.InflatableObject) -> bytes:
     return array.data
 
 
-class HalfSent:
-    """An array that is joined from its pieces as they arrive, possibly in several goes."""
-
-    def __init__(self, content: bytes) -> None:
-        self._header = json.loads(flower.get_object_body(content, Array))
-        self._children = flower.get_object_children_ids_from_object_content(content)
-        self._places = self._header["arraychunk_ids"]
-        self._next = 0
-        self._joined = io.BytesIO()  # gives its memory away as bytes; joining pieces would copy
-
-    def join(self, fetch: Fetch, most: int) -> Array:
-        """Join the pieces that are still missing -> the array, of at most `most` bytes."""
-        ahead: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(WORKERS) as workers:
-            for place in self._places[self._next :]:
-                ahead.append(workers.submit(fetch, self._children[place]))
-                if len(ahead) == WORKERS:
-                    self._take(ahead.popleft().result(), most)
-            while ahead:
-                self._take(ahead.popleft().result(), most)
-        header = self._header
-        array = Array(header["dtype"], tuple(header["shape"]), header["stype"], b"")
-        array.data = self._joined.getvalue()
-        return array
-
-    def _take(self, piece: bytes, most: int) -> None:
-        self._joined.write(memoryview(piece)[piece.index(b"\0") + 1 :])
-        self._next += 1
-        if self._joined.tell() > most:  # an array can name one piece a million times
-            raise ValueError("a reply is much larger than what was sent")
-        _sweep(piece)
-
-
 def _sweep(piece: bytes) -> None:
     """Free a large piece: httpx holds bodies in cycles, which only the garbage collector frees."""
     if len(piece) >= LARGE:
@@ -360,5 +356,5 @@ def lean(grid: Grid) -> Grid:
         return grid
     gc.freeze()  # so that no sweep looks through the modules imported so far
     atexit.register(gc.unfreeze)
-    one_pool(LARGE, LARGE)  # else freed pieces stay: the memory of several models
+    one_pool(OUTSIDE, OUTSIDE)  # else freed pieces stay: the memory of several models
     return LeanGrid(grid)

@@ -229,7 +229,8 @@ class SiteCalls:
 
     async def _do(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SuperLink answer a request that passed every check, on the shortest way."""
-        body = None if self.direct is None else await self.direct.of_site(request)
+        wait = wanted(scope["headers"])
+        body = None if self.direct is None else await self.direct.of_site(request, wait)
         if body is None:
             await self.app(scope, receive, send)
         else:

@@ -1,4 +1,4 @@
-"""Sites that wait for work: their request is answered when there is some, or after a second.
+"""Sites that wait for work, or for a piece of it: they are answered once it is there, or after 1 s.
 
 Without this a site that waits asks twenty times a second, and most of a server's processor time
 goes into telling sites that there is nothing to do. A site says how long it would wait in the
@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import chain
 from typing import Any
 
 PREFER, WAITED = b"prefer", b"x-fedda-waited"
@@ -26,8 +27,9 @@ class Waiting:
         """Watch what a run's program stores in flwr's LinkState; called in the loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._news: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._pieces: defaultdict[str, set[asyncio.Event]] = defaultdict(set)  # by piece: who waits
         self._closed = False
-        store = state.store_message_and_object_tree
+        store, put = state.store_message_and_object_tree, state.store_object
 
         def stored(message: Any, *more: Any, **named: Any) -> Any:
             result = store(message, *more, **named)
@@ -35,7 +37,14 @@ class Waiting:
                 self._tell(message.metadata.dst_node_id)
             return result
 
-        state.store_message_and_object_tree = stored
+        def put_down(run_id: int, session_id: str, piece: str, content: bytes) -> bool:
+            done = put(run_id, session_id, piece, content)
+            if piece in self._pieces:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self._came, piece)
+            return done
+
+        state.store_message_and_object_tree, state.store_object = stored, put_down
 
     async def for_work(self, node_id: int, seconds: float) -> float:
         """Wait until there may be work for a site -> for how many seconds it waited."""
@@ -46,6 +55,39 @@ class Waiting:
         news.clear()
         return time.monotonic() - began
 
+    async def for_piece(
+        self,
+        piece: str,
+        ask: Callable[[], Awaitable[bytes | None]],
+        seconds: float,
+        not_yet: bytes,
+    ) -> bytes | None:
+        """Ask for a piece, and once more when it came, if it is on its way -> the answer.
+
+        Args:
+            piece: its name.
+            ask: asks for it.
+            seconds: to wait for it.
+            not_yet: the answer while it is on its way.
+        """
+        came = asyncio.Event()
+        self._pieces[piece].add(came)  # before it is asked for, so that it cannot come unseen
+        try:
+            answer = await ask()
+            if answer == not_yet and not self._closed and seconds > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(came.wait(), min(seconds, LONGEST))
+                answer = await ask()
+            return answer
+        finally:
+            self._pieces[piece].discard(came)
+            if not self._pieces[piece]:
+                del self._pieces[piece]
+
+    def _came(self, piece: str) -> None:
+        for each in self._pieces.get(piece, ()):
+            each.set()
+
     def more(self, node_id: int) -> None:
         """Note that there may be more work for a site than it was just handed."""
         self._news[node_id].set()
@@ -53,7 +95,7 @@ class Waiting:
     def close(self) -> None:
         """Let no site wait any more."""
         self._closed = True
-        for news in self._news.values():
+        for news in (*self._news.values(), *chain(*self._pieces.values())):
             news.set()
 
     def _tell(self, node_id: int) -> None:

@@ -17,6 +17,7 @@ from fedda.flower import ErrorCode
 POLL = 0.05  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
 POLL_MOST = 0.5
 LOOK_S = 1.0  # seconds between two looks at which sites are connected
+TOGETHER = 64  # requests that are sent at once, at most
 # Seconds that replies are still waited for when what they are for has failed. Sites hear of that at
 # once and answer with an error, or when they are done with a step.
 AFTER_FAILURE = 15.0
@@ -81,10 +82,10 @@ class Mail:
         """
         asked: dict[str, int] = {}  # node id by request id
         kind = ""
-        for request in requests:
-            kind = request.metadata.message_type
-            asked |= self._push(request)
-            del request
+        for some in alike(requests):
+            kind = some[0].metadata.message_type
+            asked |= self._push(*some)
+            del some
         deadline, pause, waiting = time.monotonic() + wait, POLL, dict.fromkeys(asked)
         connected, why = Connected(self.grid), f"no reply within {wait:g} s (wait.{kind})"
         while waiting:
@@ -127,11 +128,33 @@ class Mail:
             if asked[request_id] not in connected.gone:
                 self.lost(asked[request_id], why)
 
-    def _push(self, request: Message) -> dict[str, int]:
-        """Send a request -> its node's id by its own; empty if the server did not take it."""
-        self.sent(request)
-        node = request.metadata.dst_node_id
-        return {i: node for i in self.grid.push_messages([request]) if i}
+    def _push(self, *requests: Message) -> dict[str, int]:
+        """Send requests -> their nodes' ids by their own; without those that the server refused."""
+        for request in requests:
+            self.sent(request)
+        nodes = [request.metadata.dst_node_id for request in requests]
+        return {i: n for i, n in zip(self.grid.push_messages(requests), nodes, strict=False) if i}
+
+
+def alike(requests: Iterable[Message]) -> Iterator[list[Message]]:
+    """Put requests together that follow each other and hold the same arrays.
+
+    Sent at once, their arrays are hashed once, and the server gets and keeps one copy of them.
+    """
+    some: list[Message] = []
+    for request in requests:
+        if some and (len(some) == TOGETHER or _arrays(request) != _arrays(some[0])):
+            yield some
+            some = []
+        some.append(request)
+        del request
+    if some:
+        yield some
+
+
+def _arrays(message: Message) -> list[int]:
+    """Which objects the arrays of a message are."""
+    return [id(a.data) for record in message.content.array_records.values() for a in record.values()]
 
 
 class Connected:

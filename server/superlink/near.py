@@ -1,0 +1,122 @@
+"""The way of a run's program to the SuperLink beside it: a socket file, without encryption.
+
+Both run on one machine, as one user, and every model passes between them. TLS, and an HTTP client
+that reads 16 kB at a time, took most of their processor's time. The file lies in a folder that only
+this user can enter; a request needs the program's token here, too. Pieces of messages pass as they
+are, in no other message, so that they need no copies.
+"""
+
+import contextlib
+import http.client
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+
+from fedda import flower
+from fedda.ops.spawn import NEAR_AT
+
+PIECE = "/near/piece/"  # then a piece's name: GET fetches it, PUT brings it
+SESSION = "x-fedda-session"  # in which the SuperLink awaits a piece
+PATIENCE_S = 30.0  # without an answer, as Flower's own client waits
+GONE, NOT_YET = 404, 202  # the status of a piece that will not come, and of one on its way
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[socket.socket]]:
+    """Listen on such a file, and tell the programs that are started here where it is.
+
+    Yields no socket where there is no room for the file: programs then come as operators do.
+    """
+    with contextlib.ExitStack() as stack:
+        listeners = []
+        with contextlib.suppress(OSError, AttributeError):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedda-"))
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(at := str(Path(folder) / "superlink"))
+            os.environ[NEAR_AT] = at
+            listeners.append(listener)
+        try:
+            yield listeners
+        finally:
+            os.environ.pop(NEAR_AT, None)
+
+
+class Near(http.client.HTTPConnection):
+    """Fetches and brings pieces, one after the other."""
+
+    def __init__(self, path: str, host: str, token: str, wait: float) -> None:
+        """Take the socket file; it is opened at the first request, and again if it was closed.
+
+        Args:
+            path: the file.
+            host: what the SuperLink is called as a server of this machine.
+            token: by which the SuperLink knows the program.
+            wait: seconds for which the SuperLink may wait for a piece.
+        """
+        super().__init__(host, timeout=PATIENCE_S)
+        self._path = path
+        self._last: http.client.HTTPResponse | None = None
+        self._headers = {flower.TASK_TOKEN_HEADER: token, "prefer": f"wait={wait:.0f}"}
+
+    def connect(self) -> None:
+        with contextlib.ExitStack() as stack:
+            made = stack.enter_context(socket.socket(socket.AF_UNIX))
+            made.settimeout(self.timeout)
+            made.connect(self._path)
+            stack.pop_all()
+        self.sock = made
+
+    def piece(self, name: str) -> http.client.HTTPResponse:
+        """Ask for a piece -> its content, to be read until its end.
+
+        Raises:
+            ObjectUnavailableError: it is not there yet.
+            ObjectPullError: it will not come.
+            httpx.ReadError: the SuperLink does not answer.
+        """
+        got = self._ask("GET", name)
+        if got.status == http.client.OK:
+            return got
+        got.read()
+        if got.status == NOT_YET:
+            raise flower.ObjectUnavailableError(name)
+        raise flower.ObjectPullError(name, f"the SuperLink answered {got.status}")
+
+    def put(self, name: str, content: bytes, session: str) -> bool:
+        """Bring a piece -> whether the SuperLink took it.
+
+        Raises:
+            httpx.ReadError: the SuperLink does not answer.
+        """
+        got = self._ask("PUT", name, content, {SESSION: session})
+        got.read()
+        return got.status == http.client.OK
+
+    def _ask(
+        self, method: str, name: str, body: bytes | None = None, more: Mapping[str, str] = {}
+    ) -> http.client.HTTPResponse:
+        with as_httpx():
+            if self._last is not None and self._last.length:  # the rest of it would come first
+                self.close()
+            headers = {**self._headers, **more}
+            try:
+                self.request(method, f"{PIECE}{name}", body, headers)
+                self._last = self.getresponse()
+            except (http.client.RemoteDisconnected, BrokenPipeError):  # it was idle for too long
+                self.close()
+                self.request(method, f"{PIECE}{name}", body, headers)
+                self._last = self.getresponse()
+            return self._last
+
+
+@contextlib.contextmanager
+def as_httpx() -> Iterator[None]:
+    """Let what goes wrong on the way look as it does on Flower's: the server failed, not a site."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise httpx.ReadError(f"the SuperLink does not answer: {error}") from error
