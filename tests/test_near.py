@@ -58,7 +58,7 @@ class Beside:
         state = SimpleNamespace(
             get_task_by_token={"right": SimpleNamespace(run_id=3)}.get,
             get_object=lambda run, name: self.pieces.get(name),
-            store_object=self.put,
+            store_object=lambda *given: self.put(*given),
             store_message_and_object_tree=None,
         )
         calls: Any = RunCalls(self._other, Direct(state, False, Waiting(state)))
@@ -116,6 +116,30 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(beside: Beside) 
     was = mine.sock
     wait_until(lambda: was.recv(1) == b"", "an idle connection is closed")
     assert mine.piece("small").read() == b"ab" and mine.sock is not was
+    mine.close()
+
+
+def test_a_server_that_fails_is_asked_again_and_no_site_is_blamed(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, put, left = beside.near(), beside.put, [1]
+
+    def once_wrong(*given: Any) -> bool:
+        if left:
+            raise RuntimeError(left.pop())
+        return put(*given)
+
+    monkeypatch.setattr(beside, "put", once_wrong)
+    with pytest.raises(httpx.ReadError, match="status is 500"):
+        mine.put("new", b"x", "s")
+    assert mine.put("new", b"x", "s") and mine.piece("new").read() == b"x"
+    mine.close()
+
+
+def test_a_name_cannot_lead_elsewhere(beside: Beside) -> None:
+    mine = beside.near()
+    beside.pieces["a b/../\r\nc"] = b"odd"
+    assert mine.piece("a b/../\r\nc").read() == b"odd"
     mine.close()
 
 

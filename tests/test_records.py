@@ -2,12 +2,21 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda import records
 from fedda.errors import WireError
+from fedda.flower import make_message
 from fedda.wire import Kind, pack
 
 MODEL = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
@@ -38,6 +47,31 @@ def test_messages_to_many_sites_share_one_buffer() -> None:
     for content in contents:
         assert content["arrays"]["model"].data is MODEL.buffer  # type: ignore[index]
         assert records.read(content)[0]["model"].buffer is MODEL.buffer
+
+
+def test_what_messages_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = records._sha256
+
+    def counted(data: bytes) -> str:
+        hashed.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(records, "_sha256", counted)
+    same = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
+    assert same.buffer == MODEL.buffer and same.buffer is not MODEL.buffer
+    contents = [records.write({"model": p}) for p in (MODEL, MODEL, same)]
+    one, two, other = (content.array_records["arrays"]["model"] for content in contents)
+    assert one is two is not other
+    digests = {records.digest(_message(content)) for content in contents}
+    assert len(digests) == 1 and hashed.count(len(MODEL.buffer)) == 2
+    one.data = b"x" * len(MODEL.buffer)  # what an array held before counts no more
+    assert records.digest(_message(contents[1])) not in digests
+
+
+def _message(content: RecordDict) -> Message:
+    about = Metadata(7, "", 3, 1, "q", "1", 0.0, 60.0, "train")
+    return make_message(metadata=about, content=content)
 
 
 def test_size_is_what_travels() -> None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import BinaryIO, TypeVar
 
 import httpx
@@ -36,10 +37,11 @@ log = logging.getLogger("fedda.server")
 
 ARRAYS = 3  # the level of arrays below a message: records, array records, arrays, then pieces
 WORKERS = 2
-LARGE = 2**20  # bytes of a piece that is worth a sweep
+LARGE = 2**20  # bytes of a piece that is worth a look for garbage
 OUTSIDE = 2**22  # bytes of an array that is outside of malloc's pool
 
 P = TypeVar("P", bytes, BinaryIO)
+R = TypeVar("R")
 
 HEAD, PART = 64, 2**18  # bytes that are read of a piece at first, and then at once
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
@@ -218,8 +220,8 @@ class LeanGrid(flower.HttpGrid):
             if arrival.half is None:
                 arrival.half = HalfSent(contents[name])
             left = MOST * self.sent - sum(len(_data(array)) for array in arrays.values())
-            with as_httpx():
-                arrays[name] = arrival.half.join(self._patient(self._large, arrival), left)
+            join = partial(arrival.half.join, self._patient(self._large, arrival), left)
+            arrays[name] = self._surely(join)
             arrival.half = None
         for name in arrays:
             del contents[name]
@@ -244,12 +246,26 @@ class LeanGrid(flower.HttpGrid):
 
     def _large(self, name: str) -> BinaryIO:
         """Ask for a piece, to be read at once."""
-        return io.BytesIO(self._small(name)) if self._near is None else self._near.piece(name)
+        if self._near is not None:
+            return self._near.piece(name)
+        gc.collect()  # as in `_bring`
+        return io.BytesIO(self._small(name))
+
+    def _surely(self, do: Callable[[], R]) -> R:
+        """Do what talks to the SuperLink, and again if that is too busy to answer."""
+
+        def once() -> R:
+            with as_httpx():
+                return do()
+
+        return self._retry_invoker.invoke(once)
 
     def _bring(self, name: str, content: bytes, session: str) -> bool:
         """Bring a piece of a request -> whether the SuperLink took it."""
-        if self._near is not None:
-            return self._near.put(name, content, session)
+        if (near := self._near) is not None:
+            return self._surely(lambda: near.put(name, content, session))
+        if len(content) >= LARGE:
+            gc.collect()  # httpx holds bodies in cycles, which nothing else frees
         request = flower.message_pb2.PushObjectRequest(
             node=self.node,
             run_id=self._run_id,
@@ -312,7 +328,6 @@ class LeanGrid(flower.HttpGrid):
                 # them were pushed; the SuperLink then drops the rest. If it drops a message that
                 # was not confirmed, the site counts as silent.
                 log.debug("piece %s is not wanted any more", name)
-            _sweep(content)
         now = time.monotonic()
         for old in [i for i, asked in self._asked.items() if asked.ends < now]:
             self._close(old)
@@ -342,12 +357,6 @@ def _size(message: Message) -> int:
 def _data(array: flower.InflatableObject) -> bytes:
     assert isinstance(array, Array)
     return array.data
-
-
-def _sweep(piece: bytes) -> None:
-    """Free a large piece: httpx holds bodies in cycles, which only the garbage collector frees."""
-    if len(piece) >= LARGE:
-        gc.collect()
 
 
 def lean(grid: Grid) -> Grid:

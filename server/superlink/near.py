@@ -13,6 +13,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 
@@ -33,6 +34,7 @@ def listening() -> Iterator[list[socket.socket]]:
     """
     with contextlib.ExitStack() as stack:
         listeners = []
+        os.environ.pop(NEAR_AT, None)
         with contextlib.suppress(OSError, AttributeError):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedda-"))
             listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -84,10 +86,10 @@ class Near(http.client.HTTPConnection):
         got.read()
         if got.status == NOT_YET:
             raise flower.ObjectUnavailableError(name)
-        raise flower.ObjectPullError(name, f"the SuperLink answered {got.status}")
+        raise flower.ObjectPullError(name, "the SuperLink has none")
 
     def put(self, name: str, content: bytes, session: str) -> bool:
-        """Bring a piece -> whether the SuperLink took it.
+        """Bring a piece -> whether the SuperLink wanted it.
 
         Raises:
             httpx.ReadError: the SuperLink does not answer.
@@ -99,17 +101,22 @@ class Near(http.client.HTTPConnection):
     def _ask(
         self, method: str, name: str, body: bytes | None = None, more: Mapping[str, str] = {}
     ) -> http.client.HTTPResponse:
-        with as_httpx():
-            if self._last is not None and self._last.length:  # the rest of it would come first
-                self.close()
-            headers = {**self._headers, **more}
+        """Send a request -> the answer. Made twice, it does no harm."""
+        given = (method, PIECE + quote(name, safe=""), body, {**self._headers, **more})
+        if self._last is not None and self._last.length:  # the rest of it would come first
+            self.close()
+        with as_httpx(), contextlib.ExitStack() as failed:
+            failed.callback(self.close)
             try:
-                self.request(method, f"{PIECE}{name}", body, headers)
+                self.request(*given)
                 self._last = self.getresponse()
             except (http.client.RemoteDisconnected, BrokenPipeError):  # it was idle for too long
                 self.close()
-                self.request(method, f"{PIECE}{name}", body, headers)
+                self.request(*given)
                 self._last = self.getresponse()
+            if self._last.status not in (http.client.OK, NOT_YET, GONE):
+                raise http.client.HTTPException(f"its status is {self._last.status}")
+            failed.pop_all()
             return self._last
 
 
@@ -119,4 +126,4 @@ def as_httpx() -> Iterator[None]:
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        raise httpx.ReadError(f"the SuperLink does not answer: {error}") from error
+        raise httpx.ReadError(f"the SuperLink does not answer: {error!r}") from error
