@@ -211,15 +211,20 @@ class Book:
         elif not found.taken:
             found.answer = b""
 
-    def take(self, node_id: int, request: proto.PushObjectRequest) -> None:
-        """Count a piece of an answer; refuse what the server does not want, and too many bytes."""
+    def take(self, node_id: int, request: proto.PushObjectRequest, size: int) -> None:
+        """Count a piece of an answer; refuse what the server does not want, and too many bytes.
+
+        Args:
+            node_id: the site.
+            request: brings the piece.
+            size: bytes of the request.
+        """
         mine = reversed(self._handed.get(node_id, {}).values())
         found = next((h for h in mine if request.session_id in h.sessions), None)
         if found is None or found.run_id != request.run_id or request.object_id not in found.wanted:
             raise RefusedCall(403, "this piece belongs to no answer of this site")
         if request.object_id in found.brought:
             return
-        size = request.ByteSize()  # to look at the content would copy it
         if size > found.room:
             raise RefusedCall(413, "this answer is much larger than what this run sends around")
         found.room -= size

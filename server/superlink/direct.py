@@ -180,12 +180,10 @@ class Direct:
         return await self._ask(handler, request)
 
     async def _ask(self, handler: Handler, request: Any) -> bytes | None:
-        large = request.ByteSize() > LARGE
-        given = (
-            read_once(request)
-            if large and isinstance(request, proto.PushObjectRequest)
-            else request
-        )
+        given, large = request, False
+        if isinstance(request, proto.PushObjectRequest):
+            given = read_once(request)
+            large = len(given.object_content) > LARGE
         try:
             if self._threads or large:
                 answer = await asyncio.to_thread(handler, given, self._state)

@@ -108,7 +108,7 @@ class SiteCalls:
                 beats = isinstance(request, SendNodeHeartbeatRequest | fleet.ActivateNodeRequest)
                 self.present.heard(site.node_id, scope.get(CONNECTION), beats)
             try:
-                await self._pass(site, request, scope, replay(body, receive), send)
+                await self._pass(site, request, len(body), scope, replay(body, receive), send)
             except RefusedCall as refused:
                 about = {"close": site is None, "why": refused.why}
                 await refuse(send, self.traffic, refused.status, refused.text, **about)
@@ -145,7 +145,13 @@ class SiteCalls:
         return RefusedCall(status, f"refused: {why.code}", why)
 
     async def _pass(
-        self, site: Caller | None, request: Any, scope: Scope, receive: Receive, send: Send
+        self,
+        site: Caller | None,
+        request: Any,
+        size: int,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         book, node_id = self.book, _node_id(request)
         answer = CallAnswer(send)
@@ -176,7 +182,7 @@ class SiteCalls:
                     book.answered(found, read(answer.body) if taken else None)
                 await answer.release()
             case proto.PushObjectRequest():
-                book.take(node_id, request)
+                book.take(node_id, request, size)
                 await self._do(request, scope, receive, send)
             case proto.PullObjectRequest():
                 book.check_fetch(node_id, request)
