@@ -1,5 +1,6 @@
 """Secure sums in whole rounds: who signs what, what a server in the middle gets, who drops out."""
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from clients.policy.rules import Policy
+from clients.site.identity import Drawer
 from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
@@ -20,11 +22,21 @@ from fedda.wire import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
 from tests.federation import Federation, rounds
-from tests.local_grid import SOURCES, Bench, Node, assert_close, run, sent_by, settings_of
+from tests.local_grid import (
+    SOURCES,
+    Bench,
+    Node,
+    ScriptedGrid,
+    assert_close,
+    run,
+    sent_by,
+    settings_of,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 IMAGES = {"model.name": "digit-cnn", "model.sizes": "", "train.lr": 0.01}  # with BatchNorm
+SEALED = {"method": "kd3a", "kd3a.relay": "sealed"}
 Change = Callable[[dict[str, Any]], None]
 
 
@@ -283,8 +295,8 @@ def test_a_server_that_tells_one_site_something_else_gets_noise(
             again = Message(sent, request.metadata.dst_node_id, "train", ttl=60.0)
             site = resident(tuple(sorted(made.grid.nodes[request.metadata.dst_node_id].items())))
             if not altered:
-                own[site.name] = site.summed._own
-            site.summed._own = own[site.name]  # the test alone can use a key twice
+                own[site.name] = site.summed._drawer._own
+            site.summed._drawer._own = own[site.name]  # the test alone can use a key twice
             masked = records.read(made.grid.call(again).content)[0]["masked"].raw()
             total += masked["sum:weight"].view(np.uint64)
         sums.append(int(total[0]))
@@ -297,6 +309,41 @@ def test_a_key_serves_for_one_request(keyed: list[Node]) -> None:
     first = masked_requests(made)[0]
     assert not made.grid.call(first).has_error()
     assert made.grid.call(first).error.code == Code.SECURE
+
+
+@pytest.mark.parametrize("settings", [{"method": "fedavg", "secure": "sum"}, SEALED])
+def test_a_site_whose_program_ends_with_each_request_takes_part(
+    keyed: list[Node], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """As under Flower's own node: a key is kept in a file of the site's until it has served."""
+    plain = {"rounds": 2, "run.baseline": "none", **settings}
+    whole, _ = run(staying(keyed, tmp_path / "one"), plain | {"run.dir": str(tmp_path / "a")})
+    nodes = [node | {"stock": True} for node in staying(keyed, tmp_path / "other")]
+    results, _ = run(nodes, plain | {"run.dir": str(tmp_path / "b")}, grid=Ending(nodes))
+    assert results["events"] == whole["events"] == []
+    assert sum(len(trained) for trained in results["trainings"].values()) == 1
+    assert list((tmp_path / "one" / "state").rglob("*.key")) == []
+    assert list((tmp_path / "other" / "state").rglob("*.key")) == []
+
+
+class Ending(ScriptedGrid):
+    """Sites whose memory is lost after each request."""
+
+    def _call(self, message: Message) -> Message:
+        resident.cache_clear()
+        return super()._call(message)
+
+
+def test_only_the_owner_can_read_a_key_that_is_kept(tmp_path: Path) -> None:
+    file, own = tmp_path / "anna" / "summed.key", Own(Occasion("t", 3, 1, "target"))
+    Drawer(file).put(own)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    taken = Drawer(file).take()
+    assert taken is not None and (taken.public, taken.occasion) == (own.public, own.occasion)
+    assert not file.exists() and Drawer(file).take() is None
+    in_memory = Drawer(None)
+    in_memory.put(own)
+    assert in_memory.take() is own and in_memory.take() is None
 
 
 def test_a_round_is_sent_to_one_group_only(keyed: list[Node], tmp_path: Path) -> None:

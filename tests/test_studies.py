@@ -20,6 +20,7 @@ from clients.policy import words
 from clients.policy.rules import Policy, Privacy
 from clients.policy.spent import Spent
 from clients.site import state
+from clients.site.identity import Drawer
 from clients.site.memory import Site, resident
 from clients.site.plain_log import LOG
 from clients.site.remembered import Remembered
@@ -430,7 +431,9 @@ def test_changes_of_a_sum_s_group_count_per_study_and_in_all(tmp_path: Path) -> 
     )
 
     def sum_in(study: str, group: str) -> None:
-        summed = Summed(site.identity, rules.secure, rules.of(study).secure, tmp_path, study)
+        summed = Summed(
+            site.identity, rules.secure, rules.of(study).secure, tmp_path, Drawer(None), study
+        )
         for remembered in summed._remembered:
             remembered.add("models", [[*group]])
 

@@ -1,5 +1,6 @@
 """Who a site is to the other sites, whatever the server says: its node key, and their keys."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import SecureError
+from fedda.files import keeping
 from fedda.ops import keys
 from fedda.secure.agree import Own
 from fedda.wire import Kind, Packed, pack
@@ -69,3 +71,31 @@ class Identity:
 def as_array(data: bytes) -> np.ndarray:
     """Bytes as an array that can be packed."""
     return np.frombuffer(data, np.uint8)
+
+
+class Drawer:
+    """Where a site has its key pair from the request for it to the one that needs it.
+
+    That is in memory; under Flower's own node, whose program ends with each request, in a file of
+    the site's own, which is deleted when the key is taken.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._own: Own | None = None
+
+    def put(self, own: Own) -> None:
+        """Keep a key pair in place of the last one."""
+        self._own = own
+        if self._file is not None:
+            with keeping(self._file, private=True) as part:
+                part.write_text(own.secret)
+
+    def take(self) -> Own | None:
+        """Give the key pair away, as it serves once; None if there is none."""
+        own, self._own = self._own, None
+        if self._file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                own = Own.read(self._file.read_text())
+                self._file.unlink()
+        return own

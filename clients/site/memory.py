@@ -26,7 +26,7 @@ from ..policy.trail import Trail
 from . import blocks, reading, state, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
-from .identity import Identity
+from .identity import Drawer, Identity
 from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
@@ -133,10 +133,12 @@ class Site:
         if self.study not in self._consents:
             place = self.state_dir / self.name if self.state_dir else None
             secure = self.policy.secure, policy.secure if self.study else None
+            alone = place if node.get("stock") else None  # nothing stays in this process
+            drawers = [Drawer(alone and alone / name) for name in ("summed.key", "sealed.key")]
             self._consents[self.study] = (
                 Gate.of(node, self.policy, self._booked, self.study),
-                Summed(self.identity, *secure, place, self.study),
-                Sealed(self.identity, policy.secure),
+                Summed(self.identity, *secure, place, drawers[0], self.study),
+                Sealed(self.identity, policy.secure, drawers[1]),
             )
         self.gate, self.summed, self.sealed = self._consents[self.study]
         protect, self.keep = policy.protect, policy.keep

@@ -15,7 +15,7 @@ from fedda.wire import Packed, lay_out
 
 from ..policy.rules import Secure
 from .crafted import check_rows
-from .identity import Identity, as_array
+from .identity import Drawer, Identity, as_array
 from .request import Request
 
 logger = logging.getLogger("fedda.site")
@@ -66,12 +66,13 @@ class Sealed:
     Args:
         identity: the site's node key and the other sites' keys.
         rules: the policy's part about models that are hidden from the server.
+        drawer: for its key of a round.
     """
 
-    def __init__(self, identity: Identity, rules: Secure) -> None:
+    def __init__(self, identity: Identity, rules: Secure, drawer: Drawer) -> None:
         self._identity = identity
         self._rules = rules
-        self._own: Own | None = None
+        self._drawer = drawer
 
     def offer(self, request: Request) -> Packed:
         """Make the target's key of a round, and sign it.
@@ -79,8 +80,9 @@ class Sealed:
         Raises:
             SecureError: this site has no node key or knows no peers.
         """
-        self._own = Own(_occasion(request))
-        return self._identity.offer(self._own)
+        own = Own(_occasion(request))
+        self._drawer.put(own)
+        return self._identity.offer(own)
 
     def address(self, request: Request) -> Envelope:
         """Check the target's key, before a source trains -> where its model is to go.
@@ -116,7 +118,7 @@ class Sealed:
         Raises:
             SecureError: this site was not asked for its key before, or too few models are left.
         """
-        own, self._own = self._own, None
+        own = self._drawer.take()
         if own is None or own.occasion != _occasion(request):
             raise SecureError(
                 f"This site has no key for round {request.round}; the round has to be repeated."

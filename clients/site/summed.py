@@ -15,7 +15,7 @@ from fedda.secure.masks import FixedPoint, hide, layouts
 from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure
-from .identity import Identity
+from .identity import Drawer, Identity
 from .remembered import Remembered
 from .request import Request
 
@@ -36,6 +36,7 @@ class Summed:
         rules: the policy's part about secure sums.
         own: the same of the study that is worked for; None: the policy lists none.
         state: the folder in which groups are remembered; None: in memory only.
+        drawer: for its key of a try of a round.
         study: its name.
     """
 
@@ -45,6 +46,7 @@ class Summed:
         rules: Secure,
         own: Secure | None,
         state: Path | None,
+        drawer: Drawer,
         study: str = "",
     ) -> None:
         self._identity = identity
@@ -54,7 +56,7 @@ class Summed:
         self._remembered = [
             Remembered(identity.name, state, each.changes, name) for name, each in about if each
         ]
-        self._own: Own | None = None
+        self._drawer = drawer
 
     def offer(self, request: Request) -> Packed:
         """Make this site's key for a try of a round, and sign it.
@@ -62,8 +64,9 @@ class Summed:
         Raises:
             SecureError: the site has no node key or knows no peers.
         """
-        self._own = Own(_occasion(request))
-        return self._identity.offer(self._own)
+        own = Own(_occasion(request))
+        self._drawer.put(own)
+        return self._identity.offer(own)
 
     def agree(self, request: Request) -> dict[bytes, bool]:
         """Check the group of a sum, before training -> the seeds of this site's masks.
@@ -74,7 +77,7 @@ class Summed:
             SecureError: a key is not its site's, or this site was not asked for its key before.
             PolicyError: the group is too small, or changes too often.
         """
-        own, self._own = self._own, None
+        own = self._drawer.take()
         peers, occasion = self._identity.peers(), _occasion(request)
         group = {}
         for name, packed in request.arrays.items():

@@ -368,7 +368,10 @@ def _exec_stock(
     # A file, because the quoting of flower-supernode's command line cannot express every path.
     node = state / "node.toml"
     node.write_text(
-        "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in config.items())
+        "".join(
+            f"{k} = {json.dumps(v, ensure_ascii=False)}\n"
+            for k, v in {**config, "stock": True}.items()
+        )
     )
     home = state / "flwr"
     home.mkdir(exist_ok=True)

@@ -65,6 +65,17 @@ class Own:
     def public(self) -> bytes:
         return self._private.public_key().public_bytes_raw()
 
+    @property
+    def secret(self) -> str:
+        """All of it, the private key included, as `Own.read` takes it."""
+        return json.dumps([self._private.private_bytes_raw().hex(), *vars(self.occasion).values()])
+
+    @classmethod
+    def read(cls, secret: str) -> "Own":
+        """Read what `secret` gave."""
+        private, *occasion = json.loads(secret)
+        return cls(Occasion(*occasion), X25519PrivateKey.from_private_bytes(bytes.fromhex(private)))
+
     def sign(self, name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
         """Sign the public key with the site's node key -> r and s, 132 bytes."""
         return sign(self.occasion.text(name, self.public), key)
