@@ -16,6 +16,7 @@ from fedda import models
 from fedda.algorithms import shot
 from fedda.data import Unlabelled
 from fedda.errors import WireError
+from fedda.maths import class_shares
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
 from fedda.train import learning_rate, make_optimizer, round_images, seed_for
@@ -92,7 +93,7 @@ class Target(Client):
             fill(self.model, plain, list(arrays.values()))
             self.initialise()
             if not request.is_test and self.options.estimates(self.alike):
-                self.q = shot.class_shares(models.predict(self.model, self.data.x))
+                self.q = class_shares.estimated(models.predict(self.model, self.data.x))
 
     def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:
         """Leave out models whose numbers would be about few images, or that give no numbers.
@@ -116,8 +117,8 @@ class Target(Client):
                 self.refused.append(name.partition("/")[2])
         if arrays and not kept:
             raise WireError("None of the models that came can be used; see above.")
-        if len(labels) > 1:
-            self.alike = shot.alike(torch.stack(labels))
+        if labels:
+            self.alike = class_shares.alike(torch.stack(labels))
         return kept
 
     def recall(self) -> None:

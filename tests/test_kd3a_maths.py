@@ -62,6 +62,58 @@ def test_gate_by_hand():
     assert kd3a.gate(1, 1, 0.9, 0.95, reach=False) == 0.9
 
 
+# Class shares
+
+
+def test_answers_for_the_targets_shares_by_hand():
+    p = torch.tensor([[[0.9, 0.1], [0.7, 0.3]], [[0.6, 0.4], [0.8, 0.2]]])
+    # The mean answer is (.75, .25) of two images: with .3 more of each, q is proportional to
+    # (1.8, .8), or (9, 4). Teacher 1, image 1: .9 x 9 against .1 x 4.
+    wanted = [[[8.1 / 8.5, 0.4 / 8.5], [6.3 / 7.5, 1.2 / 7.5]]]
+    wanted += [[[5.4 / 7.0, 1.6 / 7.0], [7.2 / 8.0, 0.8 / 8.0]]]
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    torch.testing.assert_close(found, torch.tensor(wanted))
+
+
+@few
+@given(votes())
+def test_answers_for_the_targets_shares_equal_the_twins(vote: tuple[Tensor, float]):
+    p, _ = vote
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    torch.testing.assert_close(found, torch.tensor(twin.for_shares(p.tolist()), dtype=p.dtype))
+    assert kd3a.for_shares(kd3a.Config(), p) is p  # the default is the paper's: even
+
+
+def test_answers_are_corrected_by_themselves_only_where_teachers_agree():
+    """Two teachers with the same class in 8 of 10 images, then in 7 of 10; then one alone."""
+    a = torch.tensor([0.7, 0.2, 0.1]).expand(10, 3)
+    options = kd3a.Config(shares="auto")
+    for unlike, changes in ((2, True), (3, False)):
+        b = torch.cat([a[unlike:], a[:unlike].flip(1)])
+        p = torch.stack([a, b], dim=1)
+        assert (kd3a.for_shares(options, p) is not p) is changes
+    alone = a[:, None]
+    assert kd3a.for_shares(options, alone) is alone
+    assert kd3a.for_shares(kd3a.Config(shares="estimated"), alone) is not alone
+
+
+def test_even_answers_stay_as_they_are():
+    """Where the mean answer is even there is nothing to correct, and zeros stay zeros."""
+    p = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3)
+    torch.testing.assert_close(kd3a.for_shares(kd3a.Config(shares="estimated"), p), p)
+
+
+def test_a_vote_for_the_targets_shares_hears_a_teacher_the_gate_would_not():
+    """Corrected before the vote: .85 for a frequent class passes a gate of .9, and has a focus."""
+    p = torch.tensor([[[0.85, 0.15], [0.85, 0.15]]] * 20)
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    for answers, heard in ((p, False), (found, True)):
+        assert bool(kd3a.knowledge_vote(answers, 0.9).kept.all()) is heard
+    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.9, high=0.9), shares="estimated")
+    told = kd3a.numbers_of_vote(options, p)
+    assert float(told[-1]) == 1 and float(told[0]) == pytest.approx(float(found[0, 0, 0]))
+
+
 # The vote
 
 

@@ -21,6 +21,7 @@ from fedda.algorithms import shot
 from fedda.config import ModelConfig
 from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, QuorumError, public
+from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide, weights_of
 from fedda.models import Extension, weight_normed
 from fedda.models.export import export
@@ -63,8 +64,8 @@ def test_shares_by_hand() -> None:
     close(shot.information_loss(sure, torch.tensor([0.8, 0.2])), off - math.log(2))
     close(shot.information_loss(sure, torch.tensor([0.5, 0.5])), -math.log(2))
     p = torch.tensor([[0.9, 0.1], [0.7, 0.3]])
-    close(shot.class_shares(p), torch.tensor([1.9, 0.7]) / 2.6)  # .3 of an image more, each
-    assert shot.class_shares(torch.tensor([[1.0, 0.0]] * 99)).min() > 0
+    close(class_shares.estimated(p), torch.tensor([1.9, 0.7]) / 2.6)  # .3 of an image more, each
+    assert class_shares.estimated(torch.tensor([[1.0, 0.0]] * 99)).min() > 0
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,10 @@ def test_pseudo_labels_by_hand() -> None:
 def test_how_alike_models_are_by_hand() -> None:
     """Three models of two images: of the first image's three pairs all agree, then one of three."""
     label = torch.tensor([[2, 0], [2, 1], [2, 1]])
-    assert shot.alike(label) == pytest.approx((1 + 1 / 3) / 2)
+    assert class_shares.alike(label) == pytest.approx((1 + 1 / 3) / 2)
     pairs = [(label[i] == label[j]).double().mean() for i, j in ((0, 1), (0, 2), (1, 2))]
-    assert shot.alike(label) == pytest.approx(float(sum(pairs) / 3))
+    assert class_shares.alike(label) == pytest.approx(float(sum(pairs) / 3))
+    assert class_shares.alike(label[:1]) is None
 
 
 def test_a_class_that_no_image_is_near_to_is_no_label() -> None:

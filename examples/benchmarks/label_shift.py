@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedda.maths.class_shares import corrected
+
 STEPS, CLOSE = 1000, 1e-9  # most steps of EM, and the change of q from which on it is done
-LEAST = 1e-12  # a smaller share or probability counts as this one
 DECAY = 1e-3  # of b, which its likelihood alone leaves free by a constant
 RIDGE = 1e-3  # of theta
 
@@ -34,16 +35,10 @@ def em(p: Tensor, prior: Tensor, steps: int = STEPS) -> Tensor:
     """
     q = prior.double()
     for _ in range(steps):
-        before, q = q, corrected(p.double(), prior.double(), q).mean(dim=0)
+        before, q = q, corrected(p.double(), q, prior.double()).mean(dim=0)
         if float((q - before).abs().sum()) < CLOSE:
             break
     return q
-
-
-def corrected(p: Tensor, prior: Tensor, q: Tensor) -> Tensor:
-    """Saerens et al., eq. 4: predictions for other shares, p_ic q_c / prior_c -> (N, C)."""
-    joint = p * (q / prior.clamp_min(LEAST)).to(p)
-    return joint / joint.sum(dim=1, keepdim=True).clamp_min(LEAST)
 
 
 def confusion(p: Tensor, y: Tensor) -> Tensor:

@@ -24,7 +24,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section
+from fedda.config import Scalar, Section, Shares
+from fedda.maths import class_shares
 from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.gap import gap_weights
@@ -63,6 +64,10 @@ class Config(Section):
     it, where it is noise, examples do; 0: always the focus (paper)"""
     target_weight: Literal["examples", "kept"] = "examples"
     """target's weight: by examples, or its share of kept images / (K + 1)"""
+    shares: Shares = "even"
+    """how frequent the target's classes are: even (paper), so teachers' answers stay as they are;
+    estimated: as by the teachers' mean answer, and each answer is corrected for it, as if sources'
+    classes were even; auto: estimated in rounds in which teachers agree"""
     smoothing: float = Field(default=0.0, ge=0, lt=1)
     """share of last round's weights in the new ones"""
     batchnorm: Literal["moments", "loss", "linear"] = "moments"
@@ -109,6 +114,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "focus-by-examples": True,
         "focus-from": 0.0,
         "target-weight": "examples",
+        "shares": "even",
         "smoothing": 0.0,
         "batchnorm": "moments",
         "teacher-batchnorm": "running",
@@ -128,6 +134,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "focus-by-examples": False,
         "focus-from": 0.0,
         "target-weight": "kept",
+        "shares": "even",
         "smoothing": 0.9,
         "batchnorm": "linear",
         "teacher-batchnorm": "updated",
@@ -137,6 +144,19 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "mixup-weights": False,
     },
 }
+
+
+def for_shares(options: Config, p: Tensor) -> Tensor:
+    """Teachers' answers for the target's shares, p_nkc q_c / sum_j p_nkj q_j -> p (N, K, C).
+
+    Ours: q is the mean answer, and the classes of the sources count as even, as no site tells its
+    shares. Each teacher is corrected by itself and before the vote, so that gate, vote and focus
+    all see what it would be sure of here; a corrected consensus would have been gated by other
+    confidences. Without estimates, or where the teachers do not agree, p is returned as it is.
+    """
+    if not class_shares.counts(options.shares, class_shares.alike(p.argmax(dim=2).T)):
+        return p
+    return class_shares.corrected(p, class_shares.estimated(p.mean(dim=1)))
 
 
 class Consensus(NamedTuple):
@@ -220,7 +240,7 @@ def consensus_focus(
 
 def numbers_of_vote(options: Config, p: Tensor) -> Tensor:
     """What a target tells in the last round -> (K + 1,): focus per image, share of kept ones."""
-    gate = options.gate.high
+    gate, p = options.gate.high, for_shares(options, p)
     focus = consensus_focus(p, gate, options.vote, options.focus) / len(p)
     kept = knowledge_vote(p, gate, options.vote).kept.double().mean()
     return torch.cat([focus, kept[None]])

@@ -28,16 +28,12 @@ from torch.nn import functional as F
 
 from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section, Shares
+from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import ABOVE, MODEL, TEST, Kind, Part, Rule
 
 Centroids = Literal["official", "paper"]
-PRIOR = 0.3  # images that each class has more in estimated shares, so that none is nil
-# Where two models give an image the same class so often or more, estimated shares count: they are
-# about as wrong as the models. On digits, where these agree on .1 to .4, they cost SHOT 2 points
-# and DECISION 6: even shares bring back what models overlook (examples/benchmarks/shares.py).
-AGREED = 0.8
 DOUBT = 0.1  # of a teacher that a target brings
 
 
@@ -76,8 +72,7 @@ class Config(SourcesOnce):
 
     def estimates(self, alike: float | None) -> bool:
         """Whether shares are estimated where models are so much alike; None: there is one model."""
-        agreed = alike is not None and alike >= AGREED
-        return self.shares == "estimated" or (self.shares == "auto" and agreed)
+        return class_shares.counts(self.shares, alike)
 
 
 def with_prior(p: Tensor, prior: Tensor) -> Tensor:
@@ -107,12 +102,6 @@ def information_loss(logits: Tensor, q: Tensor | None = None) -> Tensor:
     mean = p.mean(dim=0)
     loss = -(p * log_p).sum(dim=1).mean() - entropy(mean)
     return loss if q is None else loss - mean @ (len(q) * q).log().to(mean)
-
-
-def class_shares(p: Tensor) -> Tensor:
-    """The mean of the predictions p (N, C), each class with PRIOR images more -> q (C,)."""
-    q = p.mean(dim=0) + PRIOR / len(p)
-    return q / q.sum()
 
 
 def points(z: Tensor, form: Centroids) -> Tensor:
@@ -155,16 +144,6 @@ def pseudo_labels(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     first = (label[:, None] == classes).to(v)  # (N, C)
     mu = centroids(v, first)
     return nearest(v, mu, first.sum(dim=0) > 0), mu
-
-
-def alike(label: Tensor) -> float:
-    """How often two of K models (K, N) give an image the same class -> share of pairs and images.
-
-    Ours: a sign of whether sources' models are good enough here to make pseudo-labels of.
-    """
-    K = len(label)
-    count = F.one_hot(label).sum(dim=0)  # (N, C) models that give an image a class
-    return float((count * (count - 1)).sum(dim=1).double().mean() / (K * (K - 1)))
 
 
 def target_loss(

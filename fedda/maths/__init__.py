@@ -9,5 +9,6 @@ ocs                 which domain to adapt from: FRUDA's bound, from errors and d
 embed               features as points on paper
 schedule            numbers that follow from the round alone: KD3A's gate
 validators          what predictions are worth without labels
+class_shares        how frequent a target's classes are, by what models predict there
 estimates           an estimate of accuracy from other sites' labelled images
 """

@@ -39,6 +39,24 @@ def hard_vote(image: Image, gate: float) -> tuple[list[float], float, float]:
     return [float(c == winner) for c in range(len(votes))], float(some), votes[winner]
 
 
+def for_shares(images: list[Image]) -> list[Image]:
+    """Saerens et al., eq. 4, teacher by teacher: even classes at sources, q at the target.
+
+    q_c is the mean answer over images and teachers, with .3 images more of each class.
+    """
+    N, K, C = len(images), len(images[0]), len(images[0][0])
+    total = [sum(image[k][c] for image in images for k in range(K)) / K for c in range(C)]
+    q = [(t + 0.3) / (N + 0.3 * C) for t in total]
+    found = []
+    for image in images:
+        rows = []
+        for answer in image:
+            odds = [p * share / (1 / C) for p, share in zip(answer, q, strict=True)]
+            rows.append([value / sum(odds) for value in odds])
+        found.append(rows)
+    return found
+
+
 def quality(images: list[Image], team: Team, gate: float, form: str) -> float:
     """Eq. 7 for one team."""
     total = 0.0
