@@ -454,10 +454,29 @@ def test_uneven_targets_in_small(here: Path) -> None:
     assert found["trainings"] == 1
     assert set(found["gain"]) == {"SHOT, even", "SHOT, estimated", "FedAvg, refined"}
     assert found["correction"].keys() - found["distance"].keys() == {"true"}
+    assert found["estimate"].keys() == found["correction"].keys()
+    assert all(error >= abs(mean) for error, mean in found["estimate"].values())
     with np.load(here / "shares" / "googlenet-webcam-0" / "data" / "webcam.npz") as file:
         counts = np.bincount(file["y_train"], minlength=10)
     assert (counts == 8).sum() == 5 and (counts < 8).sum() == 5  # of 8 of each class
     assert "total variation" in (here / "made" / "shares.md").read_text()
+
+
+@of("uneven", "alignments", "label_shift", "shares")
+def test_shares_for_the_estimate_and_the_choice_in_small(here: Path) -> None:
+    """Of two sources random choice takes the better one in half of the cases, or both are alike."""
+    found = printed("uneven", here)["googlenet"]
+    guesses = ("mean", "em", "true")
+    ways = {"as-is"} | {f"{who}-{q}" for who in ("answers", "sources") for q in guesses}
+    assert found["estimate"].keys() == ways
+    assert all(error >= abs(mean) for error, mean in found["estimate"].values())
+    kinds = {f"{kind}{q}" for kind in ("bound", "w1") for q in ("", *(f"-{q}" for q in guesses))}
+    assert found["choice"].keys() == kinds | {"random"}
+    assert found["choice"]["random"][0] >= 50
+    assert all(
+        0 <= best <= 100 and 0 <= mean <= most for best, mean, most in found["choice"].values()
+    )
+    assert "| bound-true " in (here / "made" / "uneven.md").read_text()
 
 
 @of("harmonise")

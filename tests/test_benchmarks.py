@@ -24,6 +24,7 @@ from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
 from fedda.exchange import Group, LocalHost
 from fedda.exchange.in_process import LocalStream
+from fedda.maths import estimates
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
@@ -61,6 +62,36 @@ def test_light_sites_change_models_and_do_not_let_them_drift(load: Any) -> None:
     assert len({*values}) > 40 and max(abs(v - 1) for v in values) < 1.1 * light.CHANGE
     assert abs(np.mean(values) - 1) < light.CHANGE / 5
     assert all(model["n"] == 1 for model in models)
+
+
+def test_a_threshold_of_weighed_scores_by_hand(load: Any) -> None:
+    """The scores 1 and 2 weigh .5 together, and without weights it is the estimate's own."""
+    uneven = load("uneven")
+    score, w = torch.tensor([3.0, 1.0, 4.0, 2.0]), torch.tensor([0.3, 0.1, 0.2, 0.4])
+    assert uneven.threshold(score, w, 0.5) == 2.5
+    assert uneven.threshold(score, w, 0.1) == 1.5
+    assert uneven.threshold(score, w, 0.0) == 0 and uneven.threshold(score, w, 1.0) == 5
+    alike = torch.full((4,), 0.25)
+    for wrong in (0.0, 0.25, 0.5, 0.75, 1.0):
+        assert uneven.threshold(score, alike, wrong) == estimates.threshold(score, wrong)
+
+
+def test_sources_that_weigh_by_their_own_shares_weigh_nothing(load: Any) -> None:
+    """An estimate of weighed examples is by hand where a source is right about one class alone."""
+    uneven = load("uneven")
+    p_s = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], dtype=torch.float64)
+    y_s, p = torch.tensor([0, 0, 0, 1]), torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64)
+    label, told = p.argmax(dim=1), [(p_s, y_s, 4)]
+    own = torch.tensor([0.75, 0.25], dtype=torch.float64)
+    plain = uneven.estimate(told, p, label, 0.0)
+    # Of 4 examples 3 are right, at a confidence of .8, and it is .75 here: .75 - .05.
+    assert plain == pytest.approx(0.7)
+    assert uneven.estimate(told, p, label, 0.0, own) == pytest.approx(plain)
+    assert uneven.estimate(told, p, label, 0.1) == pytest.approx(0.6)
+    # By even shares half are right, at a confidence of (.9 + .9 + .8) / 6 + .3 = 2.2 / 3.
+    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    found = uneven.estimate(told, p, label, 0.0, even)
+    assert found == pytest.approx(0.5 - (2.2 / 3 - 0.75))
 
 
 def test_growth_by_hand(load: Any) -> None:
