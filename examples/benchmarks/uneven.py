@@ -202,13 +202,14 @@ def threshold(score: Tensor, w: Tensor, wrong: float) -> float:
 # ---- the choice of a source ----------------------------------------------------------------------
 
 
-def chosen(case: Case) -> dict[str, tuple[bool, float]]:
-    """By way: whether the best source was chosen, and how many points it is below the best."""
+def chosen(case: Case) -> dict[str, tuple[float, float]]:
+    """By way: how often the best source was chosen, and how many points it is below the best."""
     x, y = case.target
     C = int(max(y.max(), *(own.max() for _, own in case.sources.values()))) + 1
     size = min(MOST, len(x), *(len(z) for z, _ in case.sources.values()))
     draws = generator(case.name, "w1")
     rows = torch.randperm(len(x), generator=draws)[:size]
+    alike = np.full(size, 1 / size)
     right: Found = {}
     bounds: dict[str, Found] = {}
     for name, (z, own) in case.sources.items():
@@ -227,16 +228,17 @@ def chosen(case: Case) -> dict[str, tuple[bool, float]]:
             likely = known if kind == "true" else class_shares.corrected(p, q)
             weights[f"-{kind}"] = (likely @ (1 / (C * q)))[rows]
         for kind, w in weights.items():
-            W1 = float(ot.emd2([], (w / w.sum()).numpy(), cost))
+            W1 = float(ot.emd2(alike, (w / w.sum()).numpy(), cost))  # type: ignore[arg-type]
             bounds.setdefault(f"bound{kind}", {})[name] = ocs.bound(eps, theta, W1)
             bounds.setdefault(f"w1{kind}", {})[name] = W1
     best = max(right.values())
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for kind, of in bounds.items():
         taken = right[min(of, key=lambda name: of[name])]
-        found[kind] = taken == best, best - taken
+        found[kind] = float(taken == best), best - taken
     every = [*right.values()]
-    return found | {"random": (sum(r == best for r in every) / len(every), best - np.mean(every))}
+    often = sum(r == best for r in every) / len(every)
+    return found | {"random": (often, best - statistics.fmean(every))}
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -255,9 +257,9 @@ def figures(every: Sequence[tuple[Found, Mapping[str, tuple[float, float]]]]) ->
         },
         "choice": {
             way: [
-                round(100 * statistics.fmean(float(found[way][0]) for found in choices)),
-                round(statistics.fmean(float(found[way][1]) for found in choices), 1),
-                round(max(float(found[way][1]) for found in choices), 1),
+                round(100 * statistics.fmean(found[way][0] for found in choices)),
+                round(statistics.fmean(found[way][1] for found in choices), 1),
+                round(max(found[way][1] for found in choices), 1),
             ]
             for way in choices[0]
         },
