@@ -47,6 +47,21 @@ class Past:
         self.alpha = dict(kept.about)
 
 
+class First:
+    """How much the first round's teachers agreed, on which it depends whether shares count."""
+
+    def __init__(self) -> None:
+        self.alike: float | None = None
+
+    def put_down(self) -> Kept:
+        """Return the state from which the next round continues."""
+        return Kept(about={"alike": self.alike})
+
+    def take_up(self, kept: Kept, device: torch.device) -> None:
+        """Continue from a state that `put_down` returned."""
+        self.alike = kept.about["alike"]
+
+
 Source = fedavg.Source
 
 
@@ -73,9 +88,7 @@ class Target(Client):
         p, about, moments = self.teach(sources.models, images)  # (N, K, C)
         if (own := self.site.taught(self.task)) is not None:  # a teacher that is no site
             p = torch.cat([p, own[images][:, None]], dim=1)
-        p, answered = kd3a.for_shares(options, p), p
-        if p is not answered:
-            logger.info("teachers' answers are corrected for how frequent classes seem to be here")
+        p = self.for_shares(p)
         names, N = list(moments), len(images)
         sources.leave_out([name for name in sources.models if name not in moments])
 
@@ -103,6 +116,21 @@ class Target(Client):
             self.mix_statistics(alpha, moments)
         told = numbers | {f"refused/{name}": 1 for name in sources.refused}
         return told | (self.average(alpha, sources) if sources.sealed else about)
+
+    def for_shares(self, p: Tensor) -> Tensor:
+        """The teachers' answers (N, K, C), corrected for this site's class shares if these count.
+
+        How much the first round's teachers agreed stays here; if it is lost, nothing is corrected.
+        """
+        first = First()
+        if self.options.shares == "auto":
+            self.stays("first", first)
+            if self.request.round == self.request.stage.first:
+                first.alike = kd3a.alike(p)
+        corrected = kd3a.for_shares(self.options, p, first.alike)
+        if corrected is not p:
+            logger.info("teachers' answers are corrected for how frequent classes seem to be here")
+        return corrected
 
     def _of_sources(self, focus: Tensor, p: Tensor, gate: float) -> Tensor:
         """The focus of all teachers but this site's own, which is the last -> (K,).

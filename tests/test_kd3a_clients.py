@@ -12,8 +12,9 @@ from torch import Tensor
 
 from clients.kd3a import Target
 from clients.site import state
-from clients.site.memory import Site
+from clients.site.memory import Site, resident
 from fedda import models, records
+from fedda.algorithms import kd3a
 from fedda.config import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
@@ -340,3 +341,35 @@ def test_without_batchnorm_updated_teachers_change_nothing(tmp_path: Path) -> No
         for mode in ("updated", "running")
     )
     assert all(np.array_equal(updated[n], wanted[n]) for n in wanted)
+
+
+# ---- class shares ------------------------------------------------------------------------------
+
+
+def test_the_first_rounds_teachers_decide_whether_shares_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later teachers begin with one mean: that they agree then says nothing of their answers."""
+    told: list[tuple[float | None, float | None]] = []
+    plain, say = kd3a.for_shares, [0.5, 0.9, 0.9]
+
+    def spy(options: kd3a.Config, p: Tensor, alike: float | None) -> Tensor:
+        corrected = plain(options, p, alike)
+        told.append((alike, float((corrected - p).abs().max())))
+        return corrected
+
+    monkeypatch.setattr(kd3a, "for_shares", spy)
+    nodes = make_domains(tmp_path)
+    for first, changes in ((0.5, False), (0.9, True)):
+        say[:], told[:] = [first, 1.4 - first, 1.4 - first], []
+        monkeypatch.setattr(kd3a, "alike", lambda p: say.pop(0))
+        resident.cache_clear()
+        bench = Bench(nodes, "kd3a", kd3a__shares="auto", rounds=3)
+        for server_round in (1, 2, 3):
+            bench.round(server_round)
+        assert [alike for alike, _ in told] == [first] * 3
+        assert [bool(moved) for _, moved in told] == [changes] * 3
+    resident.cache_clear()
+    bench = Bench(nodes, "kd3a", kd3a__shares="estimated")
+    bench.round()
+    assert told[-1][0] is None and told[-1][1]

@@ -71,7 +71,7 @@ def test_answers_for_the_targets_shares_by_hand():
     # (1.8, .8), or (9, 4). Teacher 1, image 1: .9 x 9 against .1 x 4.
     wanted = [[[8.1 / 8.5, 0.4 / 8.5], [6.3 / 7.5, 1.2 / 7.5]]]
     wanted += [[[5.4 / 7.0, 1.6 / 7.0], [7.2 / 8.0, 0.8 / 8.0]]]
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
     torch.testing.assert_close(found, torch.tensor(wanted))
 
 
@@ -79,9 +79,9 @@ def test_answers_for_the_targets_shares_by_hand():
 @given(votes())
 def test_answers_for_the_targets_shares_equal_the_twins(vote: tuple[Tensor, float]):
     p, _ = vote
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
     torch.testing.assert_close(found, torch.tensor(twin.for_shares(p.tolist()), dtype=p.dtype))
-    assert kd3a.for_shares(kd3a.Config(), p) is p  # the default is the paper's: even
+    assert kd3a.for_shares(kd3a.Config(), p, 1.0) is p  # the default is the paper's: even
 
 
 def test_answers_are_corrected_by_themselves_only_where_teachers_agree():
@@ -91,22 +91,22 @@ def test_answers_are_corrected_by_themselves_only_where_teachers_agree():
     for unlike, changes in ((2, True), (3, False)):
         b = torch.cat([a[unlike:], a[:unlike].flip(1)])
         p = torch.stack([a, b], dim=1)
-        assert (kd3a.for_shares(options, p) is not p) is changes
+        assert (kd3a.for_shares(options, p, kd3a.alike(p)) is not p) is changes
     alone = a[:, None]
-    assert kd3a.for_shares(options, alone) is alone
-    assert kd3a.for_shares(kd3a.Config(shares="estimated"), alone) is not alone
+    assert kd3a.for_shares(options, alone, kd3a.alike(alone)) is alone
+    assert kd3a.for_shares(kd3a.Config(shares="estimated"), alone, None) is not alone
 
 
 def test_even_answers_stay_as_they_are():
     """Where the mean answer is even there is nothing to correct, and zeros stay zeros."""
     p = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3)
-    torch.testing.assert_close(kd3a.for_shares(kd3a.Config(shares="estimated"), p), p)
+    torch.testing.assert_close(kd3a.for_shares(kd3a.Config(shares="estimated"), p, None), p)
 
 
 def test_a_vote_for_the_targets_shares_hears_a_teacher_the_gate_would_not():
     """Corrected before the vote: .85 for a frequent class passes a gate of .9, and has a focus."""
     p = torch.tensor([[[0.85, 0.15], [0.85, 0.15]]] * 20)
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p)
+    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
     for answers, heard in ((p, False), (found, True)):
         assert bool(kd3a.knowledge_vote(answers, 0.9).kept.all()) is heard
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.9, high=0.9), shares="estimated")

@@ -67,7 +67,7 @@ class Config(Section):
     shares: Shares = "even"
     """how frequent the target's classes are: even (paper), so teachers' answers stay as they are;
     estimated: as by the teachers' mean answer, and each answer is corrected for it, as if sources'
-    classes were even; auto: estimated in rounds in which teachers agree"""
+    classes were even; auto: estimated if teachers agreed in the first round"""
     smoothing: float = Field(default=0.0, ge=0, lt=1)
     """share of last round's weights in the new ones"""
     batchnorm: Literal["moments", "loss", "linear"] = "moments"
@@ -146,15 +146,26 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 }
 
 
-def for_shares(options: Config, p: Tensor) -> Tensor:
+def alike(p: Tensor) -> float | None:
+    """How often two teachers of p (N, K, C) give an image the same class; None of one teacher."""
+    return class_shares.alike(p.argmax(dim=2).T)
+
+
+def for_shares(options: Config, p: Tensor, alike: float | None) -> Tensor:
     """Teachers' answers for the target's shares, p_nkc q_c / sum_j p_nkj q_j -> p (N, K, C).
 
     Ours: q is the mean answer, and the classes of the sources count as even, as no site tells its
     shares. Each teacher is corrected by itself and before the vote, so that gate, vote and focus
     all see what it would be sure of here; a corrected consensus would have been gated by other
     confidences. Without estimates, or where the teachers do not agree, p is returned as it is.
+
+    Args:
+        options: the settings.
+        p: (N, K, C) the answers.
+        alike: how much so the first round's teachers were. Later ones begin with one mean, and
+            agree more from round to round, whether they are right or wrong.
     """
-    if not class_shares.counts(options.shares, class_shares.alike(p.argmax(dim=2).T)):
+    if not class_shares.counts(options.shares, alike):
         return p
     return class_shares.corrected(p, class_shares.estimated(p.mean(dim=1)))
 
@@ -240,7 +251,7 @@ def consensus_focus(
 
 def numbers_of_vote(options: Config, p: Tensor) -> Tensor:
     """What a target tells in the last round -> (K + 1,): focus per image, share of kept ones."""
-    gate, p = options.gate.high, for_shares(options, p)
+    gate, p = options.gate.high, for_shares(options, p, alike(p))
     focus = consensus_focus(p, gate, options.vote, options.focus) / len(p)
     kept = knowledge_vote(p, gate, options.vote).kept.double().mean()
     return torch.cat([focus, kept[None]])
