@@ -154,7 +154,9 @@ def alike(requests: Iterable[Message]) -> Iterator[list[Message]]:
 
 def _arrays(message: Message) -> list[int]:
     """Which objects the arrays of a message are."""
-    return [id(a.data) for record in message.content.array_records.values() for a in record.values()]
+    return [
+        id(a.data) for record in message.content.array_records.values() for a in record.values()
+    ]
 
 
 class Connected:
