@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from fedda.flower import ErrorCode
 
-POLL = 0.05  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
+POLL = 0.02  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
 POLL_MOST = 0.5
 LOOK_S = 1.0  # seconds between two looks at which sites are connected
 TOGETHER = 64  # requests that are sent at once, at most
