@@ -155,6 +155,8 @@ def simulate(
     # its own.
     mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
     mine |= {"features-dir": str(place.parent.parent / FEATURES), "weights": config.model.weights}
+    if engine == "ray":  # which serves each request of a site by any of its processes
+        mine["forgetful"] = True
     sites = [mine | dict(site) for site in sites]
     if config.hides:
         sites = _with_keys(sites, place.parent)

@@ -229,6 +229,24 @@ def test_two_sites_on_ray_get_the_same_state_as_in_one_process(
     assert all(ray[name].equal(process[name]) for name in ray)
 
 
+@pytest.mark.nightly("clients/site/identity.py", "fedda/ops/engines.py", "server/simulation.py")
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "fedavg", "secure": "sum"}, {"method": "kd3a", "kd3a.relay": "sealed"}],
+)
+def test_models_are_hidden_on_ray_as_well(
+    domains: list[Node], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """A site's requests are served by any process, so its key cannot lie in one's memory."""
+    flat = {"rounds": 4, "run.name": "hidden", "run.baseline": "none", "run.dir": str(tmp_path)}
+    wait = {key: value for key, value in SLOW.items() if key.startswith("wait.")}
+    done = on_ray(flat | wait | settings, domains, 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads((tmp_path / "hidden" / "results.json").read_text())
+    assert results["events"] == []
+    assert list((tmp_path / "hidden" / "sites").rglob("*.key")) == []
+
+
 # ---- Flower's own node ---------------------------------------------------------------------------
 
 

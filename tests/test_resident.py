@@ -689,7 +689,7 @@ def test_flowers_own_node_gets_the_same_configuration(
         _exec_stock(config, "hub:1", tmp_path / "ca.crt", tmp_path / "key", tmp_path, lock)
     (command,) = started
     options = dict(zip(command[1::2], command[2::2], strict=True))
-    assert parse_config_args([options["--node-config"]]) == config | {"stock": True}
+    assert parse_config_args([options["--node-config"]]) == config | {"forgetful": True}
     assert options["--superlink"] == "hub:1"
     assert options["--root-certificates"] == str(tmp_path / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(tmp_path / "key")

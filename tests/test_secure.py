@@ -315,10 +315,10 @@ def test_a_key_serves_for_one_request(keyed: list[Node]) -> None:
 def test_a_site_whose_program_ends_with_each_request_takes_part(
     keyed: list[Node], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """As under Flower's own node: a key is kept in a file of the site's until it has served."""
+    """As under Flower's own node and on Ray: a key waits in the site's file until it has served."""
     plain = {"rounds": 2, "run.baseline": "none", **settings}
     whole, _ = run(staying(keyed, tmp_path / "one"), plain | {"run.dir": str(tmp_path / "a")})
-    nodes = [node | {"stock": True} for node in staying(keyed, tmp_path / "other")]
+    nodes = [node | {"forgetful": True} for node in staying(keyed, tmp_path / "other")]
     results, _ = run(nodes, plain | {"run.dir": str(tmp_path / "b")}, grid=Ending(nodes))
     assert results["events"] == whole["events"] == []
     assert sum(len(trained) for trained in results["trainings"].values()) == 1

@@ -165,10 +165,10 @@ class Fleet:
         # A piece is named by the hash of its content, and the task's pieces do not change in a run.
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
         below = [record for records in tree.children for record in records.children]
-        names = dict.fromkeys(array.object_id for record in below for array in record.children)
+        whole = dict.fromkeys(array.object_id for record in below for array in record.children)
         arrays: dict[str, flower.InflatableObject] = {
             name: HalfSent(contents.pop(name)).join(lambda piece: io.BytesIO(contents[piece]))
-            for name in names
+            for name in whole
         }
         message = flower.inflate_object_from_contents(tree.object_id, contents, objects=arrays)
         if not isinstance(message, Message):

@@ -76,8 +76,8 @@ def as_array(data: bytes) -> np.ndarray:
 class Drawer:
     """Where a site has its key pair from the request for it to the one that needs it.
 
-    That is in memory; under Flower's own node, whose program ends with each request, in a file of
-    the site's own, which is deleted when the key is taken.
+    That is in memory, or in a file of the site's own, which is deleted when the key is taken: under
+    Flower's own node a program ends with each request, and on Ray another one may serve the next.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -86,8 +86,9 @@ class Drawer:
 
     def put(self, own: Own) -> None:
         """Keep a key pair in place of the last one."""
-        self._own = own
-        if self._file is not None:
+        if self._file is None:
+            self._own = own
+        else:
             with keeping(self._file, private=True) as part:
                 part.write_text(own.secret)
 

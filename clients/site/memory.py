@@ -133,12 +133,14 @@ class Site:
         if self.study not in self._consents:
             place = self.state_dir / self.name if self.state_dir else None
             secure = self.policy.secure, policy.secure if self.study else None
-            alone = place if node.get("stock") else None  # nothing stays in this process
-            drawers = [Drawer(alone and alone / name) for name in ("summed.key", "sealed.key")]
+            lasting = place if node.get("forgetful") else None  # a process may not see two requests
+            summed, sealed = (
+                Drawer(lasting and lasting / f"{of}.key") for of in ("summed", "sealed")
+            )
             self._consents[self.study] = (
                 Gate.of(node, self.policy, self._booked, self.study),
-                Summed(self.identity, *secure, place, drawers[0], self.study),
-                Sealed(self.identity, policy.secure, drawers[1]),
+                Summed(self.identity, *secure, place, summed, self.study),
+                Sealed(self.identity, policy.secure, sealed),
             )
         self.gate, self.summed, self.sealed = self._consents[self.study]
         protect, self.keep = policy.protect, policy.keep

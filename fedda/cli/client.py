@@ -370,7 +370,7 @@ def _exec_stock(
     node.write_text(
         "".join(
             f"{k} = {json.dumps(v, ensure_ascii=False)}\n"
-            for k, v in {**config, "stock": True}.items()
+            for k, v in {**config, "forgetful": True}.items()
         )
     )
     home = state / "flwr"
