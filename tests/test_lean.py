@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 
 from fedda import flower, records, wire
 from fedda.flower import (
@@ -24,6 +24,7 @@ from fedda.flower import (
     remove_content_from_message,
     runtime_pb2,
 )
+from fedda.flower.pieces import Piece, cut
 from fedda.wire import Kind
 from server.simulation import LocalGrid
 from server.superlink import filter as filters
@@ -128,6 +129,24 @@ def test_a_pushed_message_can_be_pulled(grid: HttpGrid, store: Store, size: int)
     sent, _ = records.read(message.content)
     assert arrays["model"].buffer == sent["model"].buffer
     assert tables == {"metrics": {"loss": 0.5}}
+
+
+@pytest.mark.parametrize("size, pieces", [(0, 0), (10, 1), (12_000_000, 3)])
+def test_a_message_is_cut_into_the_pieces_that_flower_makes(size: int, pieces: int) -> None:
+    def sent(message: Message) -> dict[str, bytes]:
+        content = get_all_nested_objects(message.content)
+        return {name: each.deflate() for name, each in content.items()}
+
+    about, data = Metadata(7, "", 3, 1, "q", "1", 0.0, 60.0, "train"), np.random.bytes(size)
+    plain, ours = (Array("uint8", (size,), "fedda", data) for _ in range(2))
+    contents = [RecordDict({"a": ArrayRecord({"w": array})}) for array in (plain, ours)]
+    messages = [make_message(metadata=about, content=content) for content in contents]
+    cut(messages[1])
+    ((ours,),) = (record.values() for record in contents[1].array_records.values())
+    assert [type(each) for each in ours.children.values()] == [Piece] * pieces
+    assert sent(messages[1]) == sent(messages[0])
+    ours.data = b"other"
+    assert [each.deflate()[-5:] for each in ours.children.values()] == [b"other"]
 
 
 def test_a_message_may_be_confirmed_before_its_last_piece_was_pushed(

@@ -84,8 +84,10 @@ def test_pieces_pass_both_ways_on_one_connection(beside: Beside) -> None:
     mine = beside.near()
     for name in ("large", "small", "large"):
         assert mine.piece(name).read() == beside.pieces[name]
-    assert mine.put("new", LARGE, "s") and beside.pieces["new"] == LARGE
-    assert not mine.put("new", LARGE, "t") and not mine.put("other", LARGE, "s")
+    assert (
+        mine.put("new", (LARGE[:9], memoryview(LARGE)[9:]), "s") and beside.pieces["new"] == LARGE
+    )
+    assert not mine.put("new", (LARGE,), "t") and not mine.put("other", (LARGE,), "s")
     assert mine.piece("new").read() == LARGE
     with pytest.raises(flower.ObjectUnavailableError):
         mine.piece("late")
@@ -99,7 +101,7 @@ def test_only_a_run_that_is_known_gets_and_brings_pieces(beside: Beside) -> None
     stranger = beside.near("wrong")
     with pytest.raises(flower.ObjectPullError):
         stranger.piece("small")
-    assert not stranger.put("new", b"x", "s") and "new" not in beside.pieces
+    assert not stranger.put("new", (b"x",), "s") and "new" not in beside.pieces
     stranger.close()
 
 
@@ -131,8 +133,8 @@ def test_a_server_that_fails_is_asked_again_and_no_site_is_blamed(
 
     monkeypatch.setattr(beside, "put", once_wrong)
     with pytest.raises(httpx.ReadError, match="status is 500"):
-        mine.put("new", b"x", "s")
-    assert mine.put("new", b"x", "s") and mine.piece("new").read() == b"x"
+        mine.put("new", (b"x",), "s")
+    assert mine.put("new", (b"x",), "s") and mine.piece("new").read() == b"x"
     mine.close()
 
 

@@ -21,7 +21,7 @@ from flwr.app import Message
 from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
-from fedda.flower.joined import HalfSent
+from fedda.flower.pieces import HalfSent, cut
 from fedda.ops.refusal import OFFERS
 
 from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
@@ -179,6 +179,7 @@ class Fleet:
     def send(self, reply: Message) -> None:
         """Push a reply; pushing the same reply twice is harmless."""
         run_id = reply.metadata.run_id
+        cut(reply)
         with flower.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             head = flower.remove_content_from_message(reply) if reply.has_content() else reply

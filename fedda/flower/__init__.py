@@ -28,10 +28,12 @@ TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message, remove_content_from_message
+    from flwr.app.message.arraychunk import ArrayChunk
     from flwr.app.metadata import Metadata
     from flwr.cli.build import build_fab_from_disk
     from flwr.common.config import parse_config_args
     from flwr.common.constant import (
+        FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
         ISOLATION_MODE_SUBPROCESS,
         SUPERLINK_NODE_ID,
         SYSTEM_TIME_TOLERANCE,
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
         FLEET_HTTP_PUBLIC_KEY_HEADER,
         FLEET_HTTP_SIGNATURE_HEADER,
         FLWR_IN_MEMORY_DB_NAME,
+        HEAD_BODY_DIVIDER,
+        HEAD_VALUE_DIVIDER,
         NOOP_FEDERATION_ID,
         TASK_TOKEN_HEADER,
         TaskType,

@@ -27,7 +27,7 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import flower
-from fedda.flower.joined import HalfSent
+from fedda.flower.pieces import HalfSent, Piece, cut
 from fedda.ops import spawn
 
 from .allocator import one_pool
@@ -129,6 +129,12 @@ class LeanGrid(flower.HttpGrid):
     def expect(self, size: int) -> None:
         """Accept replies with `size` bytes of arrays, even if no request was as large."""
         self.sent = max(self.sent, size)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        for message in sent:
+            cut(message)
+        return super().push_messages(sent)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """Yield complete replies one by one; each is fetched only when the caller asks for it.
@@ -260,10 +266,12 @@ class LeanGrid(flower.HttpGrid):
 
         return self._retry_invoker.invoke(once)
 
-    def _bring(self, name: str, content: bytes, session: str) -> bool:
+    def _bring(self, name: str, what: flower.InflatableObject, session: str) -> bool:
         """Bring a piece of a request -> whether the SuperLink took it."""
         if (near := self._near) is not None:
-            return self._surely(lambda: near.put(name, content, session))
+            parts = what.parts if isinstance(what, Piece) else (what.deflate(),)
+            return self._surely(lambda: near.put(name, parts, session))
+        content = what.deflate()
         if len(content) >= LARGE:
             gc.collect()  # httpx holds bodies in cycles, which nothing else frees
         request = flower.message_pb2.PushObjectRequest(
@@ -322,8 +330,7 @@ class LeanGrid(flower.HttpGrid):
         )
         wanted = set(answer.objects_to_push)
         for name in [name for name in objects if name in wanted]:
-            content = objects[name].deflate()  # only now, to hold one at a time
-            if not self._bring(name, content, answer.session_id):
+            if not self._bring(name, objects[name], answer.session_id):
                 # A site has pieces of earlier messages, so it may confirm a message before all of
                 # them were pushed; the SuperLink then drops the rest. If it drops a message that
                 # was not confirmed, the site counts as silent.

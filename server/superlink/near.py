@@ -11,7 +11,7 @@ import http.client
 import os
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -88,18 +88,23 @@ class Near(http.client.HTTPConnection):
             raise flower.ObjectUnavailableError(name)
         raise flower.ObjectPullError(name, "the SuperLink has none")
 
-    def put(self, name: str, content: bytes, session: str) -> bool:
-        """Bring a piece -> whether the SuperLink wanted it.
+    def put(self, name: str, parts: Sequence[bytes | memoryview], session: str) -> bool:
+        """Bring a piece, which is made of these parts -> whether the SuperLink wanted it.
 
         Raises:
             httpx.ReadError: the SuperLink does not answer.
         """
-        got = self._ask("PUT", name, content, {SESSION: session})
+        about = {SESSION: session, "content-length": str(sum(map(len, parts)))}
+        got = self._ask("PUT", name, parts, about)
         got.read()
         return got.status == http.client.OK
 
     def _ask(
-        self, method: str, name: str, body: bytes | None = None, more: Mapping[str, str] = {}
+        self,
+        method: str,
+        name: str,
+        body: Sequence[bytes | memoryview] | None = None,
+        more: Mapping[str, str] = {},
     ) -> http.client.HTTPResponse:
         """Send a request -> the answer. Made twice, it does no harm."""
         given = (method, PIECE + quote(name, safe=""), body, {**self._headers, **more})
