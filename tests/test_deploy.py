@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 from clients.node.standing import Standing
 from clients.policy.rules import Leaving, Policy
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, KeyFileError
 from fedda.ops import keys as keys_of
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, Reserved
@@ -483,7 +483,8 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
         standing.tell("waiting", "for hub:8443, which does not know this key (yet)")
         waiting = check(deployment.port, deployment.ca, site)
         assert waiting.endswith("(waiting: for hub:8443, which does not know this key (yet))\n")
-        standing.refused("hub:8443 does not accept this site's key")
+        with pytest.raises(KeyFileError), standing.until_it_fails():
+            raise KeyFileError("hub:8443 does not accept this site's key")
         refused = check(deployment.port, deployment.ca, site)
         assert refused.endswith(
             "has not joined (refused: hub:8443 does not accept this site's key)\n"

@@ -1,6 +1,7 @@
 """The site's own page: what it shows, who may see it and press its button; how a site leaves."""
 
 import contextlib
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -174,11 +175,15 @@ def answers(page: OwnPage) -> bool:
 
 def test_a_port_in_use_is_refused_in_a_sentence(page: OwnPage, tmp_path: Path) -> None:
     port = int(page.address.split(":")[2].split("/")[0])
+    standing = Standing(tmp_path)
     with (
         pytest.raises(ConfigError, match=f"--page {port} cannot be used .*; give another port"),
-        served("b", following(tmp_path), Standing(tmp_path), Ending(), port),
+        standing.until_it_fails(),
+        served("b", following(tmp_path), standing, Ending(), port),
     ):
         pass
+    kept = json.loads(standing.path.read_text())
+    assert kept["standing"] == "stopped" and "cannot be used" in kept["text"]
 
 
 def test_flowers_own_node_serves_no_page() -> None:

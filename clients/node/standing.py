@@ -2,8 +2,11 @@
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from fedda.errors import KeyFileError
 from fedda.files import replacing
 
 FILE = "standing.json"
@@ -34,9 +37,14 @@ class Standing:
         if kind in STANDS:
             self._keep(STANDS[kind], text)
 
-    def refused(self, text: str) -> None:
-        """Keep that the server takes this site's key no longer, or never did."""
-        self._keep("refused", text)
+    @contextmanager
+    def until_it_fails(self) -> Iterator[None]:
+        """Keep why the `with` block fails: the server refuses this site's key, or anything else."""
+        try:
+            yield
+        except Exception as error:
+            self._keep("refused" if isinstance(error, KeyFileError) else "stopped", str(error))
+            raise
 
     def _keep(self, standing: str, text: str) -> None:
         self.text = text

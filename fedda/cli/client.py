@@ -255,27 +255,23 @@ def client(
             how = f"through the proxy {through}" if through else "directly, through no proxy"
             logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
             standing.tell("waiting", f"connecting to {superlink}, {how}")
-            try:
-                with shown as own:
-                    if own is not None:
-                        echo(f"this site's own page, for whoever has the address: {own.address}")
-                    resident.serve(
-                        installed,
-                        superlink=superlink,
-                        node_config=config,
-                        root_certificates=ca,
-                        key=key,
-                        insecure=insecure,
-                        on_event=say,
-                        on_refusal=trail.answered,
-                        state=state,
-                        patience=patience,
-                        proxy=through,
-                        ending=ending,
-                    )
-            except KeyFileError as error:
-                standing.refused(str(error))
-                raise
+            with standing.until_it_fails(), shown as own:
+                if own is not None:
+                    echo(f"this site's own page, for whoever has the address: {own.address}")
+                resident.serve(
+                    installed,
+                    superlink=superlink,
+                    node_config=config,
+                    root_certificates=ca,
+                    key=key,
+                    insecure=insecure,
+                    on_event=say,
+                    on_refusal=trail.answered,
+                    state=state,
+                    patience=patience,
+                    proxy=through,
+                    ending=ending,
+                )
 
 
 def _logging(file: Path | None) -> None:
