@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from flwr.app.message import make_message, remove_content_from_message
     from flwr.app.message.arraychunk import ArrayChunk
     from flwr.app.metadata import Metadata
+    from flwr.cli.archive_utils import safe_extract_zip
     from flwr.cli.build import build_fab_from_disk
-    from flwr.common.config import parse_config_args
+    from flwr.cli.config_utils import get_fab_metadata
+    from flwr.cli.install import install_from_fab
+    from flwr.common.config import get_project_dir, parse_config_args
     from flwr.common.constant import (
         FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
         ISOLATION_MODE_SUBPROCESS,

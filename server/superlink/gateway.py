@@ -39,6 +39,7 @@ from .listener import Listener, ListenerLimits, Loop, Protocol
 from .present import Present
 from .site_calls import SiteCalls
 from .turned import Nodes, Turned
+from .unpacked import unpacked_first
 from .waiting import Waiting
 
 TRAFFIC_EVERY_S = 2.0
@@ -201,6 +202,7 @@ async def _serve(
 
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
+    unpacked_first(state)
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
     turned = Turned(nodes.name)

@@ -1,0 +1,63 @@
+"""Apps of runs are unpacked as a whole before a run begins."""
+
+import hashlib
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedda import flower
+from fedda.ops import bundle
+from server.superlink.unpacked import unpacked_first
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def started(content: bytes) -> str:
+    """Start a run with an app -> what flwr calls the app."""
+    state = SimpleNamespace(store_fab=lambda app: hashlib.sha256(app.content).hexdigest())
+    unpacked_first(state)
+    return state.store_fab(SimpleNamespace(content=content))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file() and ".info" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_an_app_lies_there_as_flwr_itself_would_unpack_it(home: Path, tmp_path: Path) -> None:
+    content = flower.build_fab_from_disk(bundle.stage(tmp_path / "app"))
+    started(content)
+    (there,) = (home / "apps").iterdir()
+    mine = files(there)
+    assert "pyproject.toml" in mine
+    flwrs = flower.install_from_fab(content, tmp_path / "other", skip_prompt=True)
+    assert files(flwrs) == mine and flwrs.name == there.name
+    assert flower.install_from_fab(content, skip_prompt=True) == there  # and flwr finds it
+
+
+def test_half_an_app_that_an_ended_program_left_is_completed(home: Path, tmp_path: Path) -> None:
+    content = flower.build_fab_from_disk(bundle.stage(tmp_path / "app"))
+    started(content)
+    (there,) = (home / "apps").iterdir()
+    whole = files(there)
+    untouched, *others = sorted(there.rglob("*.py"))
+    inode = untouched.stat().st_ino
+    (there / "pyproject.toml").unlink()
+    others[0].write_bytes(b"")
+    started(content)
+    assert files(there) == whole and untouched.stat().st_ino == inode
+    assert [path.name for path in (home / "apps").iterdir()] == [there.name]
+
+
+def test_what_is_no_app_is_left_to_the_runs_program(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert started(b"no app") == hashlib.sha256(b"no app").hexdigest()
+    assert "cannot be unpacked" in caplog.text
