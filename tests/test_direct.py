@@ -135,7 +135,9 @@ FAR = 3600.0  # seconds
 
 def stored(node: int, reply: bool = False) -> Any:
     return SimpleNamespace(
-        metadata=SimpleNamespace(dst_node_id=node, reply_to_message_id="a" if reply else "")
+        metadata=SimpleNamespace(
+            dst_node_id=node, run_id=3, reply_to_message_id="a" if reply else ""
+        )
     )
 
 
@@ -222,7 +224,7 @@ def test_a_piece_that_is_on_its_way_is_given_once_it_came(monkeypatch: pytest.Mo
         assert proto.PullObjectResponse.FromString(given).object_content == b"now"
         assert asked_for == ["late", "late"] and not last.done()
         made.close()
-        assert await last == b"" and not made._pieces
+        assert await last == b"" and not made._waits
 
     asyncio.run(play())
 

@@ -21,8 +21,9 @@ from fedda.flower import (
 )
 from fedda.flower import runtime_pb2 as runtime
 from server.simulation import identity
-from server.superlink import direct, gateway, late
+from server.superlink import direct, gateway, late, waiting
 from server.superlink.direct import Direct
+from server.superlink.waiting import Waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # alembic
 
@@ -57,8 +58,12 @@ class Hub:
 
     def replies(self) -> list[Message]:
         """What the run hears."""
+        return asyncio.run(self.heard(0.0))
+
+    async def heard(self, wait: float) -> list[Message]:
+        """What the run hears that would wait for so many seconds."""
         body = runtime.PullAppMessagesRequest(message_ids=[self.asked]).SerializeToString()
-        answer = asyncio.run(self.direct.of_run("pull-messages", "token", body))
+        answer = await self.direct.of_run("pull-messages", "token", body, wait)
         assert answer is not None
         found = runtime.PullAppMessagesResponse.FromString(answer)
         assert len(found.messages_list) == len(found.message_object_trees)
@@ -100,6 +105,23 @@ def test_programs_that_only_ask_for_replies_hear_of_a_site_that_stays_away(hub: 
     hub.gone(late.GONE_S + 1)
     (reply,) = hub.replies()
     assert reply.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def test_a_program_hears_of_a_reply_as_soon_as_it_is_there(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "LONGEST", 3600.0)
+
+    async def play() -> None:
+        made = hub.direct._waiting = Waiting(hub.state)
+        program = asyncio.create_task(hub.heard(3600.0))
+        await asyncio.sleep(0.05)
+        assert not program.done()
+        name = await asyncio.to_thread(hub.answer)  # as a thread of the SuperLink does
+        assert [reply.metadata.message_id for reply in await program] == [name]
+        assert not made._waits
+
+    asyncio.run(play())
 
 
 def test_a_reply_is_given_again_to_a_program_that_did_not_get_it(

@@ -3,7 +3,7 @@
 import gc
 import time
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from types import SimpleNamespace
 
@@ -94,6 +94,24 @@ def test_requests_with_the_same_arrays_are_sent_at_once(monkeypatch: pytest.Monk
     replies = [src(r) for r in Mail(grid).deliver(requests, 0.05)]
     assert sent == [[1, 2, 3], [4], [5], [6, 7], [8]]
     assert replies == [1, 3, 4, 5, 6, 7, 8]
+
+
+def test_there_is_no_pause_after_a_look_that_the_server_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail, "POLL", 3600.0)  # that of a server which answers at once
+
+    class Holding(SlowGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+            clock[0] += 3601
+            yield from super().pull_messages(message_ids)
+
+    clock, slept = [0.0], list[float]()
+    monkeypatch.setattr(
+        mail, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
+    )
+    assert [src(r) for r in Mail(Holding({1: 2})).deliver([request(1)], 1e6)] == [1]
+    assert slept == [0.0] * 2
 
 
 def test_a_reply_is_handed_on_before_the_next_is_fetched() -> None:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -33,6 +33,7 @@ NOT_YET = proto.PullObjectResponse(object_found=True).SerializeToString()
 LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
 
 Handler = Callable[[Any, Any], Any]
+R = TypeVar("R")
 
 
 def _stored(handler: Callable[..., Any]) -> Handler:
@@ -72,7 +73,7 @@ class Direct:
         Args:
             state: flwr's.
             threads: whether no call may block the loop, as a database's would.
-            waiting: lets callers wait for pieces that are on their way.
+            waiting: lets callers wait for pieces and replies that are on their way.
         """
         self._state = state
         self._threads = threads
@@ -99,15 +100,24 @@ class Direct:
             name: the call's.
             token: by which the SuperLink knows the program.
             body: the request.
-            wait: seconds for which it would wait for a piece.
+            wait: seconds for which it would wait for a piece, or for replies.
         """
         kind, handler = OF_A_RUN[name]
         try:
             request = kind.FromString(body)
         except DecodeError:
             return None
-        once_more: Callable[..., Any] = self._pull if name == "pull-messages" else handler
-        return await self._call(lambda *given: once_more(*given, self._task(token)), request, wait)
+        if name != "pull-messages":
+            known = partial(self._known, handler, token)
+            return await self._call(known, request, wait)
+        try:
+            task = await self._aside(lambda: self._task(token))
+        except PermissionError:
+            return None
+        ask = partial(self._ask, partial(self._pull, task), request)
+        if self._waiting is None or not request.message_ids:
+            return await ask()
+        return await self._waiting.until_there(task.run_id, ask, wait)
 
     async def piece(self, token: str, name: str, wait: float) -> bytes | None:
         """Return a piece for a run's program; empty: not yet; None: it will not come, or no token.
@@ -122,12 +132,10 @@ class Direct:
             task = self._state.get_task_by_token(token)
             return None if task is None else self._state.get_object(task.run_id, name)
 
-        async def ask() -> bytes | None:
-            return await asyncio.to_thread(look) if self._threads else look()
-
+        ask = partial(self._aside, look)
         if self._waiting is None:
             return await ask()
-        return await self._waiting.for_piece(name, ask, wait, not_yet=b"")
+        return await self._waiting.until_there(name, ask, wait)
 
     async def take(self, token: str, name: str, session: str, content: bytes) -> bool:
         """Store a piece that a run's program brings -> whether it is wanted, and its token holds.
@@ -145,13 +153,13 @@ class Direct:
                 task.run_id, session, name, content
             )
 
-        return await asyncio.to_thread(store) if self._threads or len(content) > LARGE else store()
+        return await self._aside(store, len(content) > LARGE)
 
     async def drop(self, name: str) -> None:
         """Delete an answer whose site brings no more pieces, so that its run stops waiting."""
         await asyncio.to_thread(self._state.object_store.delete, name)
 
-    def _pull(self, request: Any, state: Any, task: Any) -> Any:
+    def _pull(self, task: Any, request: Any, state: Any) -> Any:
         """Give a run's program the replies that came, once more also those that it asks for again.
 
         flwr gives each reply once. On a busy machine the program's request may time out before it
@@ -176,7 +184,7 @@ class Direct:
     async def _call(self, handler: Handler, request: Any, wait: float) -> bytes | None:
         if isinstance(request, proto.PullObjectRequest) and self._waiting is not None:
             ask = partial(self._ask, handler, request)
-            return await self._waiting.for_piece(request.object_id, ask, wait, not_yet=NOT_YET)
+            return await self._waiting.until_there(request.object_id, ask, wait, NOT_YET)
         return await self._ask(handler, request)
 
     async def _ask(self, handler: Handler, request: Any) -> bytes | None:
@@ -185,13 +193,17 @@ class Direct:
             given = read_once(request)
             large = len(given.object_content) > LARGE
         try:
-            if self._threads or large:
-                answer = await asyncio.to_thread(handler, given, self._state)
-            else:
-                answer = handler(given, self._state)
+            answer = await self._aside(lambda: handler(given, self._state), large)
         except Exception:
             return None
         return answer.SerializeToString()
+
+    async def _aside(self, do: Callable[[], R], long: bool = False) -> R:
+        """Do something, in a thread if it may take long."""
+        return await asyncio.to_thread(do) if self._threads or long else do()
+
+    def _known(self, handler: Callable[..., Any], token: str, request: Any, state: Any) -> Any:
+        return handler(request, state, self._task(token))
 
     def _task(self, token: str) -> Any:
         task = self._state.get_task_by_token(token)

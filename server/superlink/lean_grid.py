@@ -114,7 +114,7 @@ class LeanGrid(flower.HttpGrid):
             client._client = httpx.Client(
                 transport=httpx.HTTPTransport(uds=path),
                 timeout=far.timeout,
-                headers={"prefer": f"wait={IDLE:.0f}"},
+                headers={"prefer": f"wait={IDLE:.0f}"},  # for a piece, or for replies
             )
             client._base_url = f"http://{self._addr}"
             far.close()

@@ -1,16 +1,18 @@
-"""Sites that wait for work, or for a piece of it: they are answered once it is there, or after 1 s.
+"""Who waits for what is on its way is answered once it is there, or after 1 s.
 
-Without this a site that waits asks twenty times a second, and most of a server's processor time
-goes into telling sites that there is nothing to do. A site says how long it would wait in the
-header `Prefer: wait=SECONDS` (RFC 7240), and is told how long it did, so that it does not take the
-wait for a busy server. Flower's own SuperNodes say nothing and are answered at once.
+Sites wait for work, a run's program for replies, and both for pieces of these. Without this a site
+that waits asks twenty times a second, most of a server's processor time goes into telling sites
+that there is nothing to do, and a run hears of a reply up to half a second late. A caller says how
+long it would wait in the header `Prefer: wait=SECONDS` (RFC 7240); a site is told how long it did,
+so that it does not take the wait for a busy server. Flower's own SuperNodes say nothing and are
+answered at once.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -21,27 +23,30 @@ LATER = 0.05
 
 
 class Waiting:
-    """Knows for which sites requests came in since they last asked."""
+    """Knows who waits for what, and sees it come.
+
+    A piece is known by its name, and the replies to a run's requests by the run's number.
+    """
 
     def __init__(self, state: Any) -> None:
         """Watch what a run's program stores in flwr's LinkState; called in the loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._news: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._pieces: defaultdict[str, set[asyncio.Event]] = defaultdict(set)  # by piece: who waits
+        self._waits: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)  # by what for
         self._closed = False
         store, put = state.store_message_and_object_tree, state.store_object
 
         def stored(message: Any, *more: Any, **named: Any) -> Any:
             result = store(message, *more, **named)
-            if not message.metadata.reply_to_message_id:
+            if message.metadata.reply_to_message_id:
+                self._came(message.metadata.run_id)
+            else:
                 self._tell(message.metadata.dst_node_id)
             return result
 
         def put_down(run_id: int, session_id: str, piece: str, content: bytes) -> bool:
             done = put(run_id, session_id, piece, content)
-            if piece in self._pieces:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    self._loop.call_soon_threadsafe(self._came, piece)
+            self._came(piece)
             return done
 
         state.store_message_and_object_tree, state.store_object = stored, put_down
@@ -55,23 +60,23 @@ class Waiting:
         news.clear()
         return time.monotonic() - began
 
-    async def for_piece(
+    async def until_there(
         self,
-        piece: str,
+        what: Hashable,
         ask: Callable[[], Awaitable[bytes | None]],
         seconds: float,
-        not_yet: bytes,
+        not_yet: bytes = b"",
     ) -> bytes | None:
-        """Ask for a piece, and once more when it came, if it is on its way -> the answer.
+        """Ask for something, and once more when it came, if it is on its way -> the answer.
 
         Args:
-            piece: its name.
+            what: a piece's name, or a run's number.
             ask: asks for it.
             seconds: to wait for it.
             not_yet: the answer while it is on its way.
         """
         came = asyncio.Event()
-        self._pieces[piece].add(came)  # before it is asked for, so that it cannot come unseen
+        self._waits[what].add(came)  # before it is asked for, so that it cannot come unseen
         try:
             answer = await ask()
             if answer == not_yet and not self._closed and seconds > 0:
@@ -80,13 +85,20 @@ class Waiting:
                 answer = await ask()
             return answer
         finally:
-            self._pieces[piece].discard(came)
-            if not self._pieces[piece]:
-                del self._pieces[piece]
+            self._waits[what].discard(came)
+            if not self._waits[what]:
+                del self._waits[what]
 
-    def _came(self, piece: str) -> None:
-        for each in self._pieces.get(piece, ()):
-            each.set()
+    def _came(self, what: Hashable) -> None:
+        """Note that something came, from any thread."""
+
+        def tell() -> None:
+            for each in self._waits.get(what, ()):
+                each.set()
+
+        if what in self._waits:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(tell)
 
     def more(self, node_id: int) -> None:
         """Note that there may be more work for a site than it was just handed."""
@@ -95,7 +107,7 @@ class Waiting:
     def close(self) -> None:
         """Let no site wait any more."""
         self._closed = True
-        for news in (*self._news.values(), *chain(*self._pieces.values())):
+        for news in (*self._news.values(), *chain(*self._waits.values())):
             news.set()
 
     def _tell(self, node_id: int) -> None:

@@ -14,7 +14,9 @@ from flwr.serverapp import Grid
 
 from fedda.flower import ErrorCode
 
-POLL = 0.02  # seconds between two polls at first; they grow up to POLL_MOST while nothing comes
+# Seconds between two polls at first; they grow up to POLL_MOST while nothing comes. A SuperLink
+# that holds a poll until a reply is there needs no pauses.
+POLL = 0.02
 POLL_MOST = 0.5
 LOOK_S = 1.0  # seconds between two looks at which sites are connected
 TOGETHER = 64  # requests that are sent at once, at most
@@ -89,7 +91,7 @@ class Mail:
         deadline, pause, waiting = time.monotonic() + wait, POLL, dict.fromkeys(asked)
         connected, why = Connected(self.grid), f"no reply within {wait:g} s (wait.{kind})"
         while waiting:
-            arrived = False
+            arrived, began = False, time.monotonic()
             for reply in self.grid.pull_messages(list(waiting)):
                 request_id = reply.metadata.reply_to_message_id
                 if request_id not in asked:
@@ -123,7 +125,7 @@ class Mail:
             if not arrived:
                 self.owed(owing)
             pause = POLL if arrived else min(pause * 1.3, POLL_MOST)
-            time.sleep(pause)
+            time.sleep(max(0.0, pause - (now - began)))
         for request_id in waiting:
             if asked[request_id] not in connected.gone:
                 self.lost(asked[request_id], why)
