@@ -292,7 +292,19 @@ class Client(NumPyClient):
 
     def packed_model(self) -> Packed:
         """Pack the model in the precision in which it is sent."""
-        return wire.pack(models.to_arrays(self.model), Kind.MODEL, self.task.wire.dtype)
+        return self.packed(models.to_arrays(self.model))
+
+    def packed(self, arrays: wire.Arrays, floats: str = "") -> Packed:
+        """Pack a model, or a part of it, to be sent; as int8 the change of the one that came.
+
+        Args:
+            arrays: the model.
+            floats: the precision in place of `wire.dtype`, where that is not int8.
+        """
+        dtype, sent = self.task.wire.dtype, self.request.arrays.get("model")
+        if dtype in wire.ROWS and sent is not None:
+            return wire.change(arrays, sent)
+        return wire.pack(arrays, Kind.MODEL, floats or dtype)
 
     # ---- serving ----------------------------------------------------------------------------
 

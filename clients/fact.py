@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from fedda import models, wire
+from fedda import models
 from fedda.algorithms import fact
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
 from fedda.train import learning_rate, make_optimizer
-from fedda.wire import Kind, Packed
+from fedda.wire import Packed
 
 from . import fedavg
 from .base import Client
@@ -56,7 +56,7 @@ class Source(fedavg.Source):
         head = {
             f"head.{n}": t.detach().cpu().numpy() for n, t in self.model.head.state_dict().items()
         }
-        return {"head": wire.pack(head, Kind.MODEL, self.task.wire.dtype)}
+        return {"head": self.packed(head)}
 
 
 class Target(Client):

@@ -15,7 +15,7 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError, WireError
 from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.wire import Arrays, Kind, Packed, pack
+from fedda.wire import Arrays, Packed
 
 from . import fedavg
 from .base import Client
@@ -77,7 +77,8 @@ class Target(Client):
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the trained model, or where this site averages the mean, in full precision."""
-        return super().outgoing() if self._mean is None else {"model": pack(self._mean, Kind.MODEL)}
+        mean = self._mean
+        return super().outgoing() if mean is None else {"model": self.packed(mean, "float32")}
 
     def distil(self) -> Numbers:
         """Lines 7 to 11."""

@@ -266,9 +266,10 @@ class RefineConfig(Section):
 class WireConfig(Section):
     """How models are sent."""
 
-    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """type of floating-point values on the wire; bfloat16 has the range of float32, float16 more
-    digits"""
+    digits; int8: whole numbers with a scale per output channel for a model's arrays of two axes or
+    more, float32 for all else, and sites send the change of the model that they got"""
 
 
 class WaitConfig(Section):

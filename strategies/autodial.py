@@ -35,7 +35,7 @@ class AutoDIAL(FedAvg):
         if mean.beside is None or "loss" not in mean.beside.numbers:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
         numbers = {**mean.numbers, "entropy": float(mean.beside.numbers["loss"])}
-        return joined(mean.model, self.model.unpack(), mean.beside.model().unpack()), numbers
+        return joined(mean.model, self.model.before.unpack(), mean.beside.model().unpack()), numbers
 
 
 def joined(sources: Arrays, sent: Arrays, target: Arrays) -> Arrays:

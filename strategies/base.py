@@ -15,6 +15,7 @@ they also run under Flower's own `Strategy.start`.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from flwr.serverapp.strategy import Strategy
 from fedda import records
 from fedda.errors import NotFiniteError, QuorumError
 from fedda.exchange import Session
+from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
 from fedda.train import generator
-from fedda.wire import CALIBRATE, Arrays, Kind, Manifest, Packed, largest, pack
+from fedda.wire import CALIBRATE, ROWS, Arrays, Kind, Manifest, Packed, pack
 
 from .channels import CHANNELS
 from .sites.mail import Mail
@@ -380,6 +382,8 @@ class FedDA(Strategy):
     def as_sent(self, packed: Packed) -> Packed:
         """Convert a model to the precision in which it is sent, `wire.dtype`.
 
+        One that is sent as int8 remembers what it was, for the changes of it that come back.
+
         Raises:
             NotFiniteError: a value is too large for that precision.
         """
@@ -394,7 +398,7 @@ class FedDA(Strategy):
                 f"{error} wire.dtype is {floats}, whose largest value is {largest(floats)}; "
                 "set it to float32."
             ) from None
-        return sent
+        return replace(sent, whole=packed) if floats in ROWS else sent
 
     def packed(self, arrays: Arrays) -> ArrayRecord:
         """Convert a model to Flower's record; at the server it is always in full precision."""

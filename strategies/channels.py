@@ -70,6 +70,7 @@ class Strategy(Protocol):
     ) -> Iterator[Reply]: ...
     def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]: ...
     def enough(self, count: int) -> None: ...
+    def as_sent(self, packed: Packed) -> Packed: ...
     def of_sources(
         self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
     ) -> dict[str, Any]: ...
@@ -164,7 +165,8 @@ class OpenChannel:
             sources: their replies.
             numbers: those that the target needs of the server's weighing.
         """
-        return {f"teacher/{reply.node.name}": reply.model() for reply in sources}, numbers
+        models = {f"teacher/{r.node.name}": self._of.as_sent(r.model()) for r in sources}
+        return models, numbers
 
     def averaged(
         self, target: Reply, sources: Sequence[Reply], average: Callable[[], tuple[Arrays, Alpha]]
@@ -229,6 +231,9 @@ class MaskedChannel(OpenChannel):
             model, loss = total.result(weight)
         except SecureError as error:  # the masks are new in another try
             raise QuorumError(str(error)) from error
+        if (before := of.model.before) is not of.model:  # sites added up what they made of this
+            for name, whole in before.unpack().items():
+                model[name] += whole - like[name]
         of.post.checks.mean(model)
         weights = {name: count / weight for name, count in counts.items()}
         numbers = of.of_sources(epsilon, weights) if private else {"loss": loss}

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,17 @@ from server.training import TrainingRounds
 from strategies.base import FedDA
 from strategies.sites import mail
 from tests.fingerprints import flat
-from tests.local_grid import FAST, Node, ScriptedGrid, changed, never, reshaped, run, stop_after
+from tests.local_grid import (
+    FAST,
+    Node,
+    ScriptedGrid,
+    changed,
+    never,
+    reshaped,
+    run,
+    settings_of,
+    stop_after,
+)
 from tests.local_grid import RunConfig as Config
 
 
@@ -94,6 +105,34 @@ def test_bfloat16_on_the_wire_halves_the_bytes_and_learns_as_much(
     assert half["accuracy"] == pytest.approx(whole["accuracy"], abs=0.1)
 
 
+@pytest.mark.parametrize("settings", [{}, {"secure": "sum"}, {"method": "kd3a"}], ids=str)
+def test_int8_on_the_wire_takes_a_quarter_and_ends_nearer_to_float32_than_bfloat16(
+    domains: list[Node], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    last, models = {}, {}
+    for dtype in ("float32", "bfloat16", "int8"):
+        own = {"method": "fedavg", "wire.dtype": dtype, "model.sizes": "64,32", "rounds": 4}
+        own |= {"train.lr": 1e-4, "train.lr-end": 1e-4}  # steps below those of bfloat16
+        config = Config.parse(
+            settings_of("fedavg") | own | settings | {"run.dir": str(tmp_path / dtype)}
+        )
+        results = simulate(config, domains, Journal(), "process")
+        ((training,),) = results["trainings"].values()
+        last[dtype] = training["rounds"][-1]
+        models[dtype] = load_file(training["model"])
+        assert not results["events"]
+    sent = [sum(n for k, n in e["bytes"].items() if k.endswith("model")) for e in last.values()]
+    assert 0.25 < sent[2] / sent[0] < 0.34  # biases stay whole, and each short row has its scale
+    far = {d: apart(models[d], models["float32"]) for d in ("bfloat16", "int8")}
+    assert far["int8"] < far["bfloat16"] / 3
+
+
+def apart(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
+    """How far two models' weights are apart."""
+    names = [n for n in one if n.endswith("weight")]
+    return math.sqrt(sum(float(((one[n] - other[n]) ** 2).sum()) for n in names))
+
+
 RESUMED: list[dict[str, Any]] = [
     {"method": "fedavg"},
     {"method": "fedavg", "model.name": "digit-cnn", "model.sizes": "", "rounds": 2},
@@ -102,6 +141,7 @@ RESUMED: list[dict[str, Any]] = [
     {"method": "kd3a", "kd3a.heads": "local", "kd3a.smoothing": 0.7},
     {"method": "kd3a", "kd3a.batchnorm": "loss", "wire.dtype": "float16"},
     {"method": "kd3a", "kd3a.heads": "local", "wire.dtype": "bfloat16"},
+    {"method": "kd3a", "kd3a.heads": "local", "wire.dtype": "int8"},
     {"method": "kd3a", "train.carry-momentum": True},
     {"method": "kd3a", "train.carry-momentum": True, "kd3a.batchnorm": "loss"},
     {"method": "fedavg", "train.carry-momentum": True, "train.optimizer": "adam"},

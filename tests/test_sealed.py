@@ -22,7 +22,7 @@ from fedda.wire import Arrays, Kind, Packed, pack
 from server.journal import Journal
 from server.simulation import simulate
 from tests.federation import Federation, Run, final_model
-from tests.local_grid import SOURCES, Bench, Node, changed, run, sent_by, settings_of
+from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, run, sent_by, settings_of
 from tests.patience import wait_until
 from tests.processes import alive, below, is_alive, program_of
 
@@ -128,6 +128,18 @@ def test_the_result_is_the_open_ones_to_the_bit(
     assert made.strategy.weights == pytest.approx(weights, abs=6e-4)  # told in steps of .001
     assert set(weights) == {"town", *SOURCES}
     assert made.notices == plain.notices == []
+
+
+@pytest.mark.parametrize("settings", [{}, {"kd3a__batchnorm": "loss"}], ids=str)
+def test_changes_of_a_model_are_sealed_as_well(keyed: list[Node], settings: dict[str, Any]) -> None:
+    """With int8 the target reads changes, where the open run's server sends it rounded models."""
+    results = []
+    for relay in ("open", "sealed"):
+        resident.cache_clear()
+        made = Bench(keyed, "kd3a", rounds=3, kd3a__relay=relay, wire__dtype="int8", **settings)
+        results.append([made.round(t) for t in (1, 2, 3)][-1][0])
+        assert made.notices == []
+    assert_close(results[1], results[0], 0.01)
 
 
 def test_a_source_that_is_away_keeps_its_last_weight(keyed: list[Node]) -> None:

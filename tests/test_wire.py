@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedda.errors import NotFiniteError, WireError
+from fedda.maths.coarse import largest
 from fedda.wire import (
     ALIGN,
     DTYPES,
@@ -21,7 +22,6 @@ from fedda.wire import (
     Manifest,
     Packed,
     Rule,
-    largest,
     lay_out,
     pack,
 )

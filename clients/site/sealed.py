@@ -11,7 +11,7 @@ from fedda.errors import NotFiniteError, SecureError, WireError
 from fedda.maths.bounds import Bounds, norm, too_long
 from fedda.secure.agree import Occasion, Own, check, sign, verify
 from fedda.secure.seal import Envelope, layouts, seal, unseal
-from fedda.wire import Packed, lay_out
+from fedda.wire import CHANGE, ROWS, Packed, lay_out
 
 from ..policy.rules import Secure
 from .crafted import check_rows
@@ -173,8 +173,9 @@ def _opened(
     check(text, "sealed model", address.source, signature, peers)
     if examples < 1:
         raise WireError(f"{address.source} trained on {examples} examples; it needs 1 or more.")
-    layout = replace(request.arrays["model"].manifest, floats=request.task.wire.dtype)
-    model = Packed(layout, unseal(sealed, address, own))
+    sent, floats = request.arrays["model"], request.task.wire.dtype
+    layout = replace(sent.manifest, floats=CHANGE if floats in ROWS else floats)
+    model = Packed(layout, unseal(sealed, address, own)).of(sent)
     model.check_finite(address.source)
     return model, examples
 

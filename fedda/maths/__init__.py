@@ -1,5 +1,6 @@
 """Formulas of arrays alone, without sites or messages: means, distances, transport, projections.
 
+coarse              values in fewer bytes: bfloat16, and whole numbers with a scale per row
 average             the weighted mean of models, added up as they arrive
 focus               the quality of each team's consensus, for KD3A's consensus focus
 gap                 how tightly features cluster, for FADA's gap statistic

@@ -149,7 +149,7 @@ class Post:
                 failed(node.name)
                 continue
             try:
-                reply = self.checks.read(node, message, part, layouts, needs, roster)
+                reply = self.checks.read(node, message, part, layouts, needs, roster, sent)
                 examine(reply)
             except FeddaError as error:
                 self.left_out[node.name] = str(error)
@@ -160,7 +160,7 @@ class Post:
             if lengths is None or model is None or sent is None:
                 yield reply
             else:
-                yield from lengths.add(reply, model, norm(model.unpack(), sent.unpack()))
+                yield from lengths.add(reply, model, norm(model.unpack(), sent.before.unpack()))
             del reply, model  # free them before the next one is fetched
         if lengths is not None:
             yield from self._judged(lengths)

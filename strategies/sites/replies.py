@@ -66,6 +66,7 @@ class Checks:
         layouts: Mapping[str, Manifest],
         needs: Iterable[str],
         roster: Roster,
+        sent: Packed | None = None,
     ) -> Reply:
         """Check a reply, and return its arrays and numbers.
 
@@ -76,6 +77,7 @@ class Checks:
             layouts: layouts of the arrays that are sent besides the run's model.
             needs: names of the numbers that the reply must have.
             roster: the sites of the training; a number called `NAME/SITE` is about one of them.
+            sent: the model that the request held, of which the reply's may be a change.
 
         Raises:
             WireError: something is missing, not allowed or out of bounds.
@@ -104,6 +106,7 @@ class Checks:
                 raise WireError(f"{node.name} sent '{name[:80]}', which is about no site here.")
             if not math.isfinite(value):
                 raise WireError(f"{name} from {node.name} is not finite.")
+        arrays = {name: packed.of(sent) for name, packed in arrays.items()}
         for name, packed in arrays.items():
             try:
                 packed.check_finite(node.name)
