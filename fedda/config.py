@@ -269,7 +269,8 @@ class WireConfig(Section):
     dtype: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """type of floating-point values on the wire; bfloat16 has the range of float32, float16 more
     digits; int8: whole numbers with a scale per output channel for a model's arrays of two axes or
-    more, float32 for all else, and sites send the change of the model that they got"""
+    more, float32 for all else, and sites send the change of the model that they got; with any
+    but float32 a masked value of such an array has 32 bits in place of 64"""
 
 
 class WaitConfig(Section):

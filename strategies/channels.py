@@ -24,7 +24,7 @@ from fedda.maths.average import RunningMean
 from fedda.maths.robust import RobustMean, least_for
 from fedda.methods import Phase
 from fedda.secure.hiding import sending_hop
-from fedda.secure.masks import FixedPoint, MaskedSum
+from fedda.secure.masks import FixedPoint, MaskedSum, narrow
 from fedda.wire import Arrays, Packed
 
 from .sites.mail import Mail
@@ -212,8 +212,9 @@ class MaskedChannel(OpenChannel):
         of.enough(len(group))
         counts = {node.name: counts[node.name] for node in group}
         most, weight = max(counts.values()), sum(counts.values())
-        like = of.model.unpack()
-        total = MaskedSum(like, FixedPoint(like, len(group), most))
+        like, short = of.model.unpack(), narrow(of.model.manifest)
+        total = MaskedSum(like, FixedPoint(like, len(group), most, short))
+        del like  # of which only names, types and largest values are needed
         private, epsilon, other = of.reported == "epsilon", {}, None
         for reply in self._hidden(keys, group, most, {"epsilon"} if private else set()):
             if reply.node is beside:
@@ -231,9 +232,10 @@ class MaskedChannel(OpenChannel):
             model, loss = total.result(weight)
         except SecureError as error:  # the masks are new in another try
             raise QuorumError(str(error)) from error
-        if (before := of.model.before) is not of.model:  # sites added up what they made of this
-            for name, whole in before.unpack().items():
-                model[name] += whole - like[name]
+        for entry in of.model.manifest.entries:
+            if of.model.manifest.rows(entry):  # sites began with what was rounded
+                model[entry.name] -= of.model.entry(entry.name)
+                model[entry.name] += of.model.before.entry(entry.name)
         of.post.checks.mean(model)
         weights = {name: count / weight for name, count in counts.items()}
         numbers = of.of_sources(epsilon, weights) if private else {"loss": loss}

@@ -8,7 +8,16 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
-from fedda.secure.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts
+from fedda.secure.masks import (
+    LOSS,
+    WEIGHT,
+    FixedPoint,
+    MaskedSum,
+    add_mask,
+    hide,
+    layouts,
+    narrow,
+)
 from fedda.wire import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 
@@ -68,6 +77,20 @@ def test_two_vectors_by_hand() -> None:
     add_mask(first, bytes(32), True)
     add_mask(second, bytes(32), False)
     assert first.tolist() != [2**44, 2**64 - 2**45]
+    assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
+
+
+def test_two_matrices_by_hand_modulo_2_to_the_32() -> None:
+    """The same with 30 bits, of which a value of the model may take 6: b = 30 - 1 - 1 - 6 = 22."""
+    point = FixedPoint({"w": np.zeros((1, 2), np.float32)}, 2, 2, {"w"})
+    assert point.bits["w"] == 22
+    first = point.encode("w", np.array([[1.0, -2.0]], np.float32), 1)
+    second = point.encode("w", np.array([[4.0, 1.0]], np.float32), 2)
+    assert first.dtype == np.uint32 and first.tolist() == [2**22, 2**32 - 2**23]
+    assert second.tolist() == [2**25, 2**23]
+    add_mask(first, bytes(32), True)
+    add_mask(second, bytes(32), False)
+    assert first.tolist() != [2**22, 2**32 - 2**23]
     assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
 
 
@@ -182,10 +205,93 @@ def test_the_bound_is_the_next_power_of_two(value: float, bits: int) -> None:
     assert FixedPoint(sent, 1, 1).bits["w"] == 62 - 16 - bits
 
 
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("members, most", [(3, 1), (3, 2**40), (64, 100), (65, 1_000_003)])
-def test_no_group_overflows(members: int, most: int) -> None:
-    point = FixedPoint({"w": np.full(1, 7.0, np.float32)}, members, most)
-    largest = point.encode("w", np.array([2.0 ** (3 + 16)]), most)
-    assert members * int(largest[0]) < 2**63
-    total = np.array([(members * int(largest[0])) % 2**64], np.uint64)
-    assert point.decode("w", total, members * most)[0] == pytest.approx(2.0**19, rel=1e-12)
+def test_no_group_overflows(members: int, most: int, sign: int, short: bool) -> None:
+    """All sites send the most that they may, with the most weight."""
+    bits, bound = (32, 2.0 ** (3 + 6)) if short else (64, 2.0 ** (3 + 16))
+    sent = {"w": np.full((1, 1), 7.0, np.float32)}
+    point = FixedPoint(sent, members, most, {"w"} if short else set())
+    largest = point.encode("w", np.array([sign * bound]), most)
+    q = twin.encode([sign * bound], most, point.bits["w"], 2**bits)
+    assert largest.tolist() == q
+    signed = q[0] - 2**bits * (sign < 0)
+    assert members * abs(signed) < 2 ** (bits - 1)
+    total = np.array([(members * signed) % 2**bits], f"uint{bits}")
+    found = point.decode("w", total, members * most)[0]
+    assert found == pytest.approx(sign * bound, rel=1e-12)
+    says = "lower train.lr, set wire.dtype to float32, or" if short else "lower train.lr, or"
+    with pytest.raises(SecureError, match=f"beyond {bound:g}.*{says}"):
+        point.encode("w", np.array([sign * bound * 1.001]), most)
+
+
+# ---- in 32 bits ----------------------------------------------------------------------------------
+
+COARSE = layout(network(0), Kind.MODEL, "bfloat16")
+
+
+@pytest.mark.parametrize("floats", ["bfloat16", "float16", "int8"])
+def test_only_arrays_of_two_axes_take_four_bytes(floats: str) -> None:
+    model = layout(network(0), Kind.MODEL, floats)
+    assert narrow(model) == {"a.weight"} and not narrow(layout(network(0), Kind.MODEL))
+    short, whole = (layouts(None, m)["masked"] for m in (model, layout(network(0), Kind.MODEL)))
+    assert whole.nbytes - short.nbytes == 4 * 2000
+    assert {e.name: e.dtype for e in short.entries} == {
+        e.name: "int32" if e.name == "a.weight" else "int64" for e in whole.entries
+    }
+
+
+def in_32_bits() -> tuple[dict[str, Arrays], FixedPoint, list[Packed]]:
+    sites = {name: network(place) for place, name in enumerate(NAMES)}
+    point = FixedPoint(network(9), len(NAMES), max(WEIGHTS.values()), narrow(COARSE))
+    form = layouts(None, COARSE)["masked"]
+    packed = [hide(m, 1.0, WEIGHTS[n], point, seeds(n), form) for n, m in sites.items()]
+    return sites, point, packed
+
+
+def test_the_sum_is_exactly_that_of_the_fixed_point_numbers() -> None:
+    """Masks take nothing away: the masked sum is the plain one, to the last bit, in both rings."""
+    sites, point, packed = in_32_bits()
+    for name, bits in {"a.weight": 32, "a.running_mean": 64, "a.running_var": 64}.items():
+        plain = [
+            twin.encode(m[name].ravel().tolist(), WEIGHTS[n], point.bits[name], 2**bits)
+            for n, m in sites.items()
+        ]
+        sent = [p.raw()[name].ravel().view(f"uint{bits}").tolist() for p in packed]
+        wanted = [sum(column) % 2**bits for column in zip(*plain, strict=True)]
+        assert [sum(column) % 2**bits for column in zip(*sent, strict=True)] == wanted
+        assert sent[0] != plain[0]
+    found, loss = added(*packed, point=point).result(150)
+    assert loss == pytest.approx(1.0, abs=1e-9)
+    for name in point.bits.keys() & found.keys():
+        exact = sum(WEIGHTS[n] * m[name].astype(np.float64) for n, m in sites.items()) / 150
+        step = point.step(name, 150)
+        assert step < (2e-6 if name == "a.weight" else 1e-9)
+        rounding = np.spacing(np.abs(exact).astype(np.float32))
+        assert (np.abs(found[name] - exact) <= step + rounding).all(), name
+
+
+def test_in_32_bits_one_sites_values_are_uniform_and_both_rings_have_masks_of_their_own() -> None:
+    sites, point, packed = in_32_bits()
+    values = packed[0].raw()["a.weight"].ravel().view(np.uint32)
+    counts = np.histogram(values / 2.0**32, 20, (0, 1))[0]
+    assert ((counts - 100) ** 2 / 100).sum() < 45.3  # chi-square of 19 degrees, p = .0006
+    model = sites["anna"]["a.weight"].ravel()
+    assert abs(np.corrcoef(values, model)[0, 1]) < 4 / np.sqrt(2000)
+    masks = values - point.encode("a.weight", model, WEIGHTS["anna"])
+    wide = packed[0].raw()["a.running_mean"].view(np.uint64)
+    wide = wide - point.encode("a.running_mean", sites["anna"]["a.running_mean"], WEIGHTS["anna"])
+    assert not set(wide.view(np.uint32).tolist()) & set(masks.tolist())
+
+
+def test_a_model_of_doubles_needs_room_of_its_own_in_32_bits() -> None:
+    sent = {"w": np.zeros((2, 3))}
+    point = FixedPoint(sent, 1, 1, {"w"})
+    form = layouts(None, layout(sent, Kind.MODEL, "bfloat16"))["masked"]
+    model = {"w": np.arange(6.0).reshape(2, 3)}
+    total = MaskedSum(sent, point)
+    total.add(hide(model, 0.5, 1, point, {}, form))
+    found, loss = total.result(1)
+    assert found["w"].dtype == np.float64 and loss == 0.5
+    np.testing.assert_array_equal(found["w"], model["w"])

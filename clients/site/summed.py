@@ -11,7 +11,7 @@ from fedda.exchange import Stream
 from fedda.exchange.groups import KEYS
 from fedda.exchange.masked import tell
 from fedda.secure.agree import Occasion, Own, verify
-from fedda.secure.masks import FixedPoint, hide, layouts
+from fedda.secure.masks import FixedPoint, hide, layouts, narrow
 from fedda.wire import Arrays, Packed
 
 from ..policy.rules import Secure
@@ -113,7 +113,7 @@ class Summed:
             weight: this site's examples; it counts at most what the whole group agreed on.
         """
         sent, most = request.arrays["model"], _most(request)
-        point = FixedPoint(sent.unpack(), len(seeds) + 1, most)
+        point = FixedPoint(sent.unpack(), len(seeds) + 1, most, narrow(sent.manifest))
         layout = layouts(None, sent.manifest)["masked"]
         return hide(model, loss, min(weight, most), point, seeds, layout)
 

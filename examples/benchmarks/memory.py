@@ -61,9 +61,10 @@ def main() -> None:
     parser.add_argument("--sources", default="2,10", help="of FedAvg; empty: none")
     parser.add_argument("--kd3a", type=int, default=3, help="sources of KD3A; 0: none")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--wire", default="float32", help="wire.dtype")
     args = parser.parse_args()
 
-    settings = live.mlp(args.mb) | {"rounds": args.rounds}
+    settings = live.mlp(args.mb) | {"rounds": args.rounds, "wire.dtype": args.wire}
     cases = [("fedavg", "", int(k)) for k in args.sources.split(",") if k]
     cases += [("kd3a", "kd3a_", args.kd3a)] if args.kd3a else []
     figures: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 2), "phases": {}}

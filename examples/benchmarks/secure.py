@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--sources", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--mb", type=float, default=45.0, help="size of the large model")
+    parser.add_argument("--wire", default="float32", help="wire.dtype")
     args = parser.parse_args()
     rows: list[list[str]] = []
     figures: dict[str, dict[str, float]] = {k: {} for k in (*FIGURES, "apart")}
@@ -61,7 +62,7 @@ def main() -> None:
                 for method, mb in product(args.methods, (TINY, args.mb)):
                     _, plain, hidden = HIDES[method]
                     found = {
-                        value: measure(deployment, folder, mb, args.rounds, method, value)
+                        value: measure(deployment, folder, mb, args, method, value)
                         for value in (plain, hidden)
                     }
                     apart = difference(*(each["first"] for each in found.values()))
@@ -79,17 +80,23 @@ def main() -> None:
 
 
 def measure(
-    deployment: Deployment, folder: Path, mb: float, rounds: int, method: str, value: str
+    deployment: Deployment,
+    folder: Path,
+    mb: float,
+    args: argparse.Namespace,
+    method: str,
+    value: str,
 ) -> dict[str, Any]:
     """Seconds and megabytes of a round, and the file of the model after one round."""
-    app, trainings = live.stage(folder / f"app-{mb}-{value}"), {}
-    for count in (1, rounds + live.WARM_UP):
+    app, trainings, last = live.stage(folder / f"app-{mb}-{value}"), {}, args.rounds + live.WARM_UP
+    for count in (1, last):
         name = f"{value}-{mb}-{count}"
         settings = {"method": method, HIDES[method][0]: value, "rounds": count}
+        settings |= {"wire.dtype": args.wire}
         live.run(deployment, app, name, settings | live.mlp(mb))
         file = deployment.directory / "runs" / name / "results.json"
         (trainings[count],) = json.loads(file.read_text())["trainings"][method]
-    timed = trainings[rounds + live.WARM_UP]["rounds"][live.WARM_UP :]
+    timed = trainings[last]["rounds"][live.WARM_UP :]
     sizes = timed[0]["bytes"]
     way = {w: sum(n for key, n in sizes.items() if key.startswith(f"{w} ")) for w in ("from", "to")}
     return {

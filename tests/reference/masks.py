@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 MODULUS = 2**64
 
 
-def encode(values: Sequence[float], weight: int, bits: int) -> list[int]:
-    return [round(x * weight * 2**bits) % MODULUS for x in values]
+def encode(values: Sequence[float], weight: int, bits: int, modulus: int = MODULUS) -> list[int]:
+    return [round(x * weight * 2.0**bits) % modulus for x in values]
 
 
 def masked(
