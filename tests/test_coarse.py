@@ -5,16 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedda import plugins
-from fedda.errors import NotFiniteError, WireError
+from fedda import plugins, records
+from fedda.errors import NotFiniteError, QuorumError, WireError
 from fedda.maths.coarse import fill_rows, read_rows, row_bytes, scales_of
 from fedda.wire import CHANGE, Kind, Manifest, Packed, change, lay_out, pack
+from strategies.base import FedDA
 from tests.crossed import FIRST_PHASE
-from tests.local_grid import Node, run
+from tests.local_grid import SOURCES, Bench, Node, run
 from tests.reference import coarse as naive
 
 numbers = st.floats(-1000, 1000, width=32)
@@ -214,6 +216,41 @@ def test_a_change_that_only_overflows_with_its_model_is_refused() -> None:
 def replaced(packed: Packed, floats: str) -> Packed:
     manifest: Any = packed.manifest
     return Packed(Manifest(manifest.kind, floats, manifest.entries), packed.buffer)
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scale", "says"), [(-1.0, "has a scale below 0"), (np.nan, "not finite"), (1e30, "norms away")]
+)
+def test_the_server_leaves_out_a_site_with_such_scales(
+    domains: list[Node], scale: float, says: str
+) -> None:
+    def crafted(request: Message, reply: Message) -> list[Message]:
+        arrays, tables = records.read(reply.content)
+        data = bytearray(arrays["model"].buffer)
+        data[:4] = np.array([scale], np.float32).tobytes()  # of the first layer's first row
+        own = {"model": Packed(arrays["model"].manifest, bytes(data))}
+        return [Message(records.write(own, **tables), reply_to=request)]
+
+    made = Bench(domains, "fedavg", {"anna": crafted}, wire__dtype="int8")
+    made.round()
+    ((what, site, text),) = made.notices
+    assert (what, site) == ("refused", "anna") and says in text
+
+
+def test_a_site_refuses_a_change_of_nothing_that_it_has(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(self: FedDA, packed: Packed) -> Packed:
+        return change(packed.unpack(), packed)
+
+    monkeypatch.setattr(FedDA, "as_sent", changed)
+    made = Bench(domains, "fedavg", wire__dtype="int8")
+    with pytest.raises(QuorumError, match="does not list"):
+        made.round()
+    assert {(what, site) for what, site, _ in made.notices} == {("failed", n) for n in SOURCES}
 
 
 # ---- whole trainings -----------------------------------------------------------------------------
