@@ -108,6 +108,10 @@ SMALL: dict[str, tuple[str, ...]] = {
     "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
     "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
     "peers": ("--peer", "fedda", "--peer", "flower", "--clients", "2", "--rounds", "3", *TINY),
+    "peers_simulation": (
+        *("--peer", "fedda", "--peer", "flower", "--sources", "2"),
+        *("--rounds", "2", "--images", "64", "--repeats", "1"),
+    ),
     "privacy": PRIVACY,
     "refine": REFINE,
     "robust": ROBUST,
@@ -230,7 +234,12 @@ def files(program: str) -> set[str]:
     return {f"examples/benchmarks/{name}.py" for name in found}
 
 
-STARTED = {"light", "measured", "peers_flower"}  # which others start as programs of their own
+STARTED = {
+    "light",
+    "measured",
+    "peers_engine",
+    "peers_flower",
+}  # which others start as programs of their own
 
 
 def imported(name: str) -> set[str]:

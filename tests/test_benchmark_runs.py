@@ -232,6 +232,16 @@ def test_the_peers_in_small(here: Path) -> None:
         assert set(found[figure]) == rows and min(found[figure].values()) > 0
 
 
+@of("peers_simulation")
+def test_the_simulated_peers_in_small(here: Path) -> None:
+    """Both without fluke, which would have to be downloaded; a client that fails ends the run."""
+    pytest.importorskip("ray")
+    found = printed("peers_simulation", here)
+    for figure in ("round_s", "first_round_s", "whole_s", "cpu_s", "accuracy"):
+        assert set(found[figure]) == {"fedda, 2", "flower, 2"} and min(found[figure].values()) > 0
+        assert found["over_fluke"] == {}
+
+
 @of("secure")
 def test_the_secure_sums_in_small(here: Path) -> None:
     found = printed("secure", here)

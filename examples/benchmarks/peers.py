@@ -81,6 +81,7 @@ class Trial:
     Attributes:
         stamps: seconds since 1970 at which rounds began, and the last one's end.
         seconds: of each round; by default from stamp to stamp.
+        members: its processes now, with anything of each; by default all that have its token.
     """
 
     token: str
@@ -88,6 +89,7 @@ class Trial:
     ordered: float = 0.0
     stamps: Sequence[float] = ()
     seconds: Sequence[float] = ()
+    members: Callable[[], dict[int, str]] | None = None
     looks: list[Look] = field(default_factory=list)
     _spent: dict[int, tuple[bool, float]] = field(default_factory=dict)
 
@@ -113,7 +115,8 @@ class Trial:
     def look(self) -> None:
         """Record what the processes have used; those that have ended keep their last figures."""
         memory = 0
-        for pid, line in with_token(self.token).items():
+        every = with_token(self.token) if self.members is None else self.members()
+        for pid, line in every.items():
             if (used := processes.usage(pid)) is not None:
                 here = self._spent.get(pid, (self.is_server(pid, line), 0.0))[0]
                 self._spent[pid] = here, used.cpu
@@ -292,7 +295,7 @@ def nvflare(
     folder: Path, token: str, clients: int, mb: float, rounds: int, place: Path, version: str
 ) -> Trial:
     """Run FLARE's FedAvg by its proof-of-concept commands, in an environment of its own."""
-    python = install(place, version)
+    python = install(place, f"nvflare=={version}", "numpy")
     trial = Trial(token, lambda _, line: "fed.app.server" in line or "runner_process" in line)
     env = {**os.environ, "NVFLARE_POC_WORKSPACE": str(folder / "poc")}
     command = [python, HERE / "peers_nvflare.py", folder, clients, mb, rounds]
@@ -306,14 +309,13 @@ def nvflare(
     return trial
 
 
-def install(place: Path, version: str) -> Path:
-    """Install FLARE into an environment of its own, unless it is there -> its Python."""
+def install(place: Path, *packages: str) -> Path:
+    """Install packages into an environment of their own, unless it is there -> its Python."""
     python = place / "bin" / "python"
     if not python.exists():
-        live.say(f"installing nvflare {version} into {place}")
+        live.say(f"installing {' and '.join(packages)} into {place}")
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        pip = [python, "-m", "pip", "install", "-q", f"nvflare=={version}", "numpy"]
-        subprocess.run(list(map(str, pip)), check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *packages], check=True)
     return python
 
 
