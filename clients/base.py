@@ -33,6 +33,7 @@ from fedda.train import (
     paced,
     round_images,
     seed_for,
+    seed_torch,
 )
 from fedda.wire import Kind, Packed, Role
 
@@ -413,7 +414,7 @@ class Client(NumPyClient):
         else:
             self.recall()
         # Dropout draws from the global generator, whose state must be the same in every engine.
-        torch.manual_seed(seed_for(*self.site.chance(self.task), *request.draw))
+        seed_torch(seed_for(*self.site.chance(self.task), *request.draw), self.site.device)
 
     # ---- Flower's NumPyClient ---------------------------------------------------------------
 

@@ -194,7 +194,8 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     folder, own = site.state_dir / site.name, task.training
     left, mine = [], 0
     patterns = [pattern.format(trainings(site)) for pattern in LEFT]
-    for path in (each for pattern in patterns for each in folder.glob(pattern)):
+    found = (each for p in patterns for each in glob.iglob(p, root_dir=folder, include_hidden=True))
+    for path in map(folder.joinpath, found):
         beside = path.parent == folder
         if not (path.name.startswith(f"{own}.") if beside else path.parent.name == own):
             left.append(path)
