@@ -141,6 +141,8 @@ OF_METHODS |= {
     "round_s",
     "central_s",
     "central_threads",
+    "cpu_over_central",
+    "cpu_s",
     "attention_s",
     "sums",
 }

@@ -1,5 +1,6 @@
 """The table `methods` of `exchange.py`: a round over processes beside its steps in one loop."""
 
+import math
 import os
 import statistics
 import tempfile
@@ -12,12 +13,14 @@ from typing import Any, NamedTuple
 
 import central
 import live
+import processes
 import torch
 
 from fedda.config import Flat
 from fedda.ops.federation import Deployment
 from fedda.settings import RunConfig, overrides
 
+REPEATS = 2
 METHODS = ("dils", "fdann", "mdan", "fada")
 OWN: dict[str, Flat] = {
     "dils": {"dils.pretrain": 1, "dils.collaborator": "source-00"},
@@ -30,25 +33,45 @@ def before(method: str) -> int:
     return live.WARM_UP + (method == "dils")
 
 
-def federated(
-    deployment: Deployment, app: Path, name: str, method: str, flat: Flat
-) -> tuple[list[float], list[float]]:
-    """Seconds of every counted round over processes, and of FADA's attention in it."""
-    measured = live.run(deployment, app, name, {"method": method, **flat})
+class Rounds(NamedTuple):
+    """Every counted round over processes, in seconds: its length, FADA's attention, processor."""
+
+    round_s: list[float]
+    attention_s: list[float]
+    cpu_s: list[float]
+
+
+def federated(deployment: Deployment, app: Path, name: str, method: str, flat: Flat) -> Rounds:
+    """Train over processes."""
+    with processes.Spent() as spent:
+        measured = live.run(deployment, app, name, {"method": method, **flat})
     waves = measured.rounds[before(method) : -1]
     attention = [round_[1].seconds for round_ in waves if round_[1].kind == "train"]
-    return measured.untested()[before(method) :], attention
+    tests = [next(wave for wave in round_ if wave.kind == "evaluate") for round_ in waves]
+    cpu = [spent.between(r[0].began, test.began) for r, test in zip(waves, tests, strict=True)]
+    return Rounds(measured.untested()[before(method) :], attention, cpu)
 
 
-def in_one_loop(config: RunConfig, nodes: central.Nodes, threads: int) -> list[float]:
-    """Seconds of every counted round in a loop of this process."""
+def in_one_loop(
+    config: RunConfig, nodes: central.Nodes, threads: int, most: float = math.inf
+) -> tuple[float, float]:
+    """Median over the counted rounds of a loop of this process -> seconds, and of processor.
+
+    A loop that is slower than `most` is left after two of them.
+    """
     torch.set_num_threads(threads)
     given = [node | {"threads": threads} for node in nodes]
     made = central.loop(config, central.taking_part(config, given), 0)
-    ends = [time.perf_counter()]
-    for _ in made.rounds():
-        ends.append(time.perf_counter())
-    return [after - begin for begin, after in pairwise(ends)][before(config.method) :]
+    ends = [(time.perf_counter(), time.process_time())]
+    for t in made.rounds():
+        ends.append((time.perf_counter(), time.process_time()))
+        each = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends)][before(config.method) :]
+        # The last round of a run over processes is not counted.
+        slow = len(each) == 2 and min(seconds for seconds, _ in each) > most
+        if slow or t == config.rounds - 1:
+            wall, cpu = zip(*each, strict=True)
+            return statistics.median(wall), statistics.median(cpu)
+    raise AssertionError("a run has a round more than are counted")
 
 
 def sums(config: RunConfig, images: int) -> int:
@@ -73,6 +96,8 @@ class Row(NamedTuple):
     central_s: float
     threads: int  # of the loop; the faster one counts
     attention_s: float
+    cpu_s: float
+    central_cpu_s: float
 
 
 def repeated(
@@ -84,12 +109,16 @@ def repeated(
     flat: Flat,
 ) -> Row:
     """Train over processes, then in one loop -> one repeat."""
-    rounds, attention = federated(deployment, app, name, config.method, flat)
-    cores = {1, len(os.sched_getaffinity(0))}
-    loops = {n: statistics.median(in_one_loop(config, nodes, n)) for n in sorted(cores)}
-    threads = min(loops, key=loops.__getitem__)
-    attention_s = statistics.median(attention) if attention else 0.0
-    return Row(statistics.median(rounds), loops[threads], threads, attention_s)
+    over = federated(deployment, app, name, config.method, flat)
+    cores = len(os.sched_getaffinity(0))
+    # With several threads a loop takes far longer on a busy machine, where they wait in turns.
+    alone, cpu = in_one_loop(config, nodes, 1)
+    best, threads = alone, 1
+    if cores > 1 and (wide := in_one_loop(config, nodes, cores, alone)[0]) < alone:
+        best, threads = wide, cores
+    attention = statistics.median(over.attention_s) if over.attention_s else 0.0
+    spent = statistics.median(over.cpu_s)
+    return Row(statistics.median(over.round_s), best, threads, attention, spent, cpu)
 
 
 def table(args: Namespace) -> dict[str, Any]:
@@ -109,13 +138,14 @@ def table(args: Namespace) -> dict[str, Any]:
         live.say(f"starting a server and {len(sites)} sites")
         with Deployment(folder / "server", sites) as deployment:
             one = message(deployment, app, args.rounds)
-            for repeat in range(args.repeats):
+            for repeat in range(args.repeats or REPEATS):
                 for m, config in configs.items():
                     row = repeated(deployment, app, nodes, f"{m}-{repeat}", config, flats[m])
                     rows[m].append(row)
                     live.say(
                         f"{m}: {row.round_s:.2f} s a round; {row.central_s:.2f} s in one loop, "
-                        f"threads: {row.threads}"
+                        f"threads: {row.threads}; {row.cpu_s / row.central_cpu_s:.2f} times its "
+                        "processor time"
                     )
     counted = {method: sums(config, args.images) for method, config in configs.items()}
     return figures(rows, counted, one)
@@ -126,6 +156,7 @@ def settings(method: str, args: Namespace) -> Flat:
     # A round is timed until the next one begins, so one more is needed.
     rounds = before(method) + args.rounds + 1
     flat: Flat = {"rounds": rounds, "model.name": args.network, "train.batch-size": 64}
+    flat |= {"run.refine": "none"}  # only the last round has a last step, and is not counted
     flat |= {"train.lr": 1e-4, "train.lr-end": 1e-4}  # the images are noise
     return flat | OWN.get(method, {}) | overrides(method, args.changes)
 
@@ -140,12 +171,15 @@ def figures(
         return {method: round(value, 4) for method, value in of.items()}
 
     ratios = {m: statistics.median(r.round_s / r.central_s for r in rows[m]) for m in rows}
+    spent = {m: statistics.median(r.cpu_s / r.central_cpu_s for r in rows[m]) for m in rows}
     steps = [(r.round_s - r.attention_s) / r.central_s for r in rows["fada"]]
     return {f"{method}_over_central": round(ratio, 3) for method, ratio in ratios.items()} | {
         "fada_steps_over_central": round(statistics.median(steps), 3),
         "round_s": medians("round_s"),
         "central_s": medians("central_s"),
         "central_threads": medians("threads"),
+        "cpu_over_central": {method: round(ratio, 3) for method, ratio in spent.items()},
+        "cpu_s": medians("cpu_s"),
         "attention_s": medians("attention_s")["fada"],
         "sums": dict(counted),
         "message_s": round(one, 4),

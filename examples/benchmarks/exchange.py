@@ -47,8 +47,8 @@ measures a round of DILS, f-DANN, MDAN and FADA (model II) over processes: a ser
 data of all sites and sends nothing (`central.py`; it does not compute FADA's attention). The loop
 runs with one thread and with one per core, and the faster one counts. Rounds are timed from their
 start to the next one's, without the target's test, and the first is left out, as is DILS's
-pretraining. Seconds are medians of the rounds, then of --repeats; a ratio is the median of the
-repeats' ratios.
+pretraining. A loop that is slower than the one before it is left after two rounds. Seconds are
+medians of the rounds, then of --repeats; a ratio is the median of the repeats' ratios.
 
     dils_over_central   seconds of a round over processes / seconds in one loop, for DILS
     fdann_over_central  the same for f-DANN
@@ -58,6 +58,9 @@ repeats' ratios.
     round_s             seconds of a round over processes, by method
     central_s           seconds of the same steps in one loop, by method
     central_threads     threads of that loop, by method
+    cpu_over_central    seconds of processor of all processes in a round / of the loop with one
+                        thread, by method: what another program beside this one does not change
+    cpu_s               seconds of processor in a round over processes, by method
     attention_s         seconds of FADA's round in which the target compares the sources' models
     sums                how often a site sends gradients in a round, by method
     message_s           seconds of one Flower request to all sources, with their replies, and with
@@ -261,7 +264,7 @@ def main() -> None:
     parser.add_argument("--table", choices=("sums", "methods"), default="sums")
     parser.add_argument("--syncs", type=int, default=2000, help="of 1 kB, per measurement")
     parser.add_argument("--large-syncs", type=int, default=300, help="of 1 MB, per measurement")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, help="3; of methods 2")
     parser.add_argument(
         "--memory-syncs", type=int, default=100_000, help="to measure memory growth; 0: skip it"
     )
@@ -289,9 +292,10 @@ def main() -> None:
 
         print(json.dumps(figures | beside.table(args)))
         return
-    figures |= compare("1kb", args.syncs, args.repeats)
-    figures |= compare("1mb", args.large_syncs, args.repeats)
-    figures |= of_eight(args.syncs // 2, args.repeats)
+    repeats = args.repeats or 3
+    figures |= compare("1kb", args.syncs, repeats)
+    figures |= compare("1mb", args.large_syncs, repeats)
+    figures |= of_eight(args.syncs // 2, repeats)
     if args.memory_syncs:
         figures["memory_growth_mb"] = round(growth(args.memory_syncs), 2)
         live.say(f"memory grew by {figures['memory_growth_mb']} MB over {args.memory_syncs} syncs")

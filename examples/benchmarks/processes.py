@@ -2,8 +2,13 @@
 
 import contextlib
 import os
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
+
+import numpy as np
 
 TICK = os.sysconf("SC_CLK_TCK")
 # The server's processes by a word of their command lines.
@@ -33,6 +38,44 @@ def usage(pid: int) -> Usage | None:
         cpu = (int(words[11]) + int(words[12])) / TICK
         return Usage(cpu, memory.get("Rss", 0), memory.get("Pss", 0), files)
     return None
+
+
+class Spent:
+    """Looks in a thread at the processor time of all processes that this one has started.
+
+    Attributes:
+        looks: (seconds of `time.perf_counter`, seconds of processor since the block began).
+    """
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[float, float]] = []
+        self._used: dict[int, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def between(self, first: float, last: float) -> float:
+        """Seconds of processor between two times of `time.perf_counter`."""
+        at, used = zip(*self.looks, strict=True)
+        before, after = np.interp([first, last], at, used)
+        return float(after - before)
+
+    def _watch(self) -> None:
+        while True:
+            for pid in list(server(os.getpid()))[1:]:
+                with contextlib.suppress(OSError, IndexError):
+                    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                    self._used[pid] = (int(words[11]) + int(words[12])) / TICK
+            self.looks.append((time.perf_counter(), sum(self._used.values())))
+            if self._over.wait(0.2):
+                return
 
 
 def server(pid: int) -> dict[int, str]:
