@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import fedda
+from clients.site import crafted
 from clients.site.crafted import check_rows
 from clients.site.memory import Site
 from fedda import models
@@ -93,6 +95,29 @@ def test_a_layer_of_bins_is_refused(site: Site) -> None:
     made = models.to_arrays(imprint(task, images_of(site)))
     with pytest.raises(WireError, match=r"rows of encoder\.1\.weight are parallel"):
         check_rows("model", made)
+
+
+def test_a_sound_model_is_compared_once_and_a_changed_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    parallel = crafted.parallel
+
+    def noted(rows: np.ndarray) -> np.ndarray:
+        compared.append(len(rows))
+        return parallel(rows)
+
+    monkeypatch.setattr(crafted, "parallel", noted)
+    small, large = (
+        {"w": np.random.default_rng(n).normal(size=(n, 20)).astype(np.float32)}
+        for n in (50, crafted.ROWS + 1)
+    )
+    for model in (small, small, large, large):
+        check_rows("model", model)
+    assert compared == [50, crafted.ROWS, crafted.ROWS]  # of the large one others each time
+    small["w"][:] = 1
+    with pytest.raises(WireError, match="50 of 50 rows of w"):
+        check_rows("model", small)
 
 
 def test_bins_would_show_an_image_in_one_step_over_many(site: Site) -> None:
