@@ -276,6 +276,7 @@ def test_the_rounds_of_methods_in_small(here: Path) -> None:
         assert found["messages_s"][method] == pytest.approx(count * found["message_s"], abs=0.01)
         ratio = found["round_s"][method] / found["central_s"][method]
         assert found[f"{method}_over_central"] == pytest.approx(ratio, rel=0.05)
+        assert found["cpu_over_central"][method] > 0 and found["cpu_s"][method] > 0
     assert 0 < found["attention_s"] < found["round_s"]["fada"]
     assert 0 < found["fada_steps_over_central"] < found["fada_over_central"]
 

@@ -43,7 +43,9 @@ class Rounds(NamedTuple):
 
 def federated(deployment: Deployment, app: Path, name: str, method: str, flat: Flat) -> Rounds:
     """Train over processes."""
-    with processes.Spent() as spent:
+    # What forks a federation's programs is this process's child, or that of another before it.
+    programs = [each.popen.pid for each in deployment.processes.values()]
+    with processes.Spent([os.getpid(), *programs]) as spent:
         measured = live.run(deployment, app, name, {"method": method, **flat})
     waves = measured.rounds[before(method) : -1]
     attention = [round_[1].seconds for round_ in waves if round_[1].kind == "train"]

@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -41,13 +42,17 @@ def usage(pid: int) -> Usage | None:
 
 
 class Spent:
-    """Looks in a thread at the processor time of all processes that this one has started.
+    """Looks in a thread at the processor time of some processes and of all that they start.
+
+    Args:
+        pids: the processes; this one's own time does not count, even if it is among them.
 
     Attributes:
         looks: (seconds of `time.perf_counter`, seconds of processor since the block began).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._pids = tuple(pids)
         self.looks: list[tuple[float, float]] = []
         self._used: dict[int, float] = {}
         self._over = threading.Event()
@@ -69,7 +74,7 @@ class Spent:
 
     def _watch(self) -> None:
         while True:
-            for pid in list(server(os.getpid()))[1:]:
+            for pid in {each for root in self._pids for each in server(root)} - {os.getpid()}:
                 with contextlib.suppress(OSError, IndexError):
                     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                     self._used[pid] = (int(words[11]) + int(words[12])) / TICK
