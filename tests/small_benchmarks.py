@@ -60,6 +60,8 @@ REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "
 SHARES = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 SHARES += ("--method", "shot", "--seeds", "0", "--jobs", "1", "--out", "HERE/shares")
 SHARES += ("--results", "HERE/made")
+TURNED = ("--data", "HERE/data/digits", "--images", "200", "--epochs", "1", "--seeds", "0")
+TURNED += ("--results", "HERE/made")
 UNEVEN = ("--data", "HERE/data", "--set", "googlenet", "--seeds", "0", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
@@ -128,6 +130,7 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
     ),
+    "turned": TURNED,
     "uneven": UNEVEN,
     "validators": VALIDATORS,
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),

@@ -80,6 +80,18 @@ def test_the_chain_in_small(here: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert chosen == max(known[target].values())
 
 
+@of("turned")
+def test_turned_digits_in_small(here: Path) -> None:
+    """With as many images of each class, matching class by class is no shorter than over all."""
+    found = printed("turned", here)["mnist"]
+    told = found.pop("told")
+    assert {*found} == {str(angle) for angle in range(30, 360, 30)}
+    assert all(0 < row["w1"] <= row["classes"] + 1e-3 for row in found.values())
+    for measure, more in (("w1", -1), ("pad", -1), ("right", 1)):
+        assert told[measure] == int(more * (found["30"][measure] - found["180"][measure]) > 0)
+    assert (here / "made" / "turned.md").read_text().count("\n| ") == len(found) + 3
+
+
 @of("privacy")
 def test_accuracy_against_epsilon_in_small(here: Path) -> None:
     pytest.importorskip("opacus")
