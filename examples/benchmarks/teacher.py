@@ -178,7 +178,7 @@ def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
     for target, seed in cells:
         files = teachers(plan, target)
         alone[target] = {n: right(f, places[target]) for n, f in files.items()}
-        for method, teacher in itertools.product(METHODS, TEACHERS):
+        for method, teacher in itertools.product(args.method or METHODS, TEACHERS):
             training = train(plan, method, target, seed, files.get(teacher))
             last = training["final_accuracy"]
             refined = last if training["refined"] is None else training["refined"]["accuracy"]
@@ -217,7 +217,7 @@ def report(
         f"## {STEM}-{name}",
         "",
         f"    python examples/benchmarks/{STEM}.py --data DATA --set {name}"
-        f"{args.typed('seeds', 'rounds', 'images', 'target')}",
+        f"{args.typed('method', 'seeds', 'rounds', 'images', 'target')}",
         "",
         "Accuracy in % at each target, mean over the seeds; the worst gain is over the same method "
         "without a teacher, of one target and seed.",
@@ -236,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--set", choices=SETS, action="append", help="default: digits")
+    parser.add_argument("--method", choices=METHODS, action="append", help="default: all")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0], help="default: 0")
     parser.add_argument("--rounds", type=int, default=0, help="default: those of the set")
     parser.add_argument("--images", type=int, default=0, help="of digits, per domain")

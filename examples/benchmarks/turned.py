@@ -114,8 +114,10 @@ def critic(z: Tensor, t: Tensor, seed: int, wasserstein: bool) -> float:
 
 def transport(z: Tensor, t: Tensor, most: int) -> float:
     """W1 of the first features z and the last t, by exact optimal transport -> float."""
-    cost = ot.dist(z[:most].double().numpy(), t[-most:].double().numpy(), metric="euclidean")
-    return float(ot.emd2([], [], cost))
+    sides = z[:most].double(), t[-most:].double()
+    n, m = map(len, sides)
+    cost = torch.cdist(*sides).numpy()
+    return float(np.asarray(ot.emd2(np.full(n, 1 / n), np.full(m, 1 / m), cost)))
 
 
 def measured(x: Tensor, y: Tensor, seed: int, args: argparse.Namespace) -> dict[int, Any]:
