@@ -10,7 +10,7 @@ these calls does harm if it is made twice.
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -107,17 +107,13 @@ class Direct:
             request = kind.FromString(body)
         except DecodeError:
             return None
-        if name != "pull-messages":
-            known = partial(self._known, handler, token)
-            return await self._call(known, request, wait)
-        try:
-            task = await self._aside(lambda: self._task(token))
-        except PermissionError:
+        task = await self._aside(lambda: self._task(token))
+        if task is None:
             return None
-        ask = partial(self._ask, partial(self._pull, task), request)
-        if self._waiting is None or not request.message_ids:
-            return await ask()
-        return await self._waiting.until_there(task.run_id, ask, wait)
+        if name != "pull-messages":
+            return await self._call(lambda *given: handler(*given, task), request, wait)
+        ask = partial(self._ask, partial(self._pull, task=task), request)
+        return await self._until_there(task.run_id, ask, wait if request.message_ids else 0.0)
 
     async def piece(self, token: str, name: str, wait: float) -> bytes | None:
         """Return a piece for a run's program; empty: not yet; None: it will not come, or no token.
@@ -129,13 +125,10 @@ class Direct:
         """
 
         def look() -> bytes | None:
-            task = self._state.get_task_by_token(token)
+            task = self._task(token)
             return None if task is None else self._state.get_object(task.run_id, name)
 
-        ask = partial(self._aside, look)
-        if self._waiting is None:
-            return await ask()
-        return await self._waiting.until_there(name, ask, wait)
+        return await self._until_there(name, partial(self._aside, look), wait)
 
     async def take(self, token: str, name: str, session: str, content: bytes) -> bool:
         """Store a piece that a run's program brings -> whether it is wanted, and its token holds.
@@ -148,7 +141,7 @@ class Direct:
         """
 
         def store() -> bool:
-            task = self._state.get_task_by_token(token)
+            task = self._task(token)
             return task is not None and self._state.store_object(
                 task.run_id, session, name, content
             )
@@ -159,7 +152,7 @@ class Direct:
         """Delete an answer whose site brings no more pieces, so that its run stops waiting."""
         await asyncio.to_thread(self._state.object_store.delete, name)
 
-    def _pull(self, task: Any, request: Any, state: Any) -> Any:
+    def _pull(self, request: Any, state: Any, task: Any) -> Any:
         """Give a run's program the replies that came, once more also those that it asks for again.
 
         flwr gives each reply once. On a busy machine the program's request may time out before it
@@ -182,10 +175,21 @@ class Direct:
             return answer
 
     async def _call(self, handler: Handler, request: Any, wait: float) -> bytes | None:
-        if isinstance(request, proto.PullObjectRequest) and self._waiting is not None:
-            ask = partial(self._ask, handler, request)
-            return await self._waiting.until_there(request.object_id, ask, wait, NOT_YET)
-        return await self._ask(handler, request)
+        ask = partial(self._ask, handler, request)
+        if not isinstance(request, proto.PullObjectRequest):
+            return await ask()
+        return await self._until_there(request.object_id, ask, wait, NOT_YET)
+
+    async def _until_there(
+        self,
+        what: Hashable,
+        ask: Callable[[], Awaitable[bytes | None]],
+        wait: float,
+        not_yet: bytes = b"",
+    ) -> bytes | None:
+        if self._waiting is None:
+            return await ask()
+        return await self._waiting.until_there(what, ask, wait, not_yet)
 
     async def _ask(self, handler: Handler, request: Any) -> bytes | None:
         given, large = request, False
@@ -202,14 +206,9 @@ class Direct:
         """Do something, in a thread if it may take long."""
         return await asyncio.to_thread(do) if self._threads or long else do()
 
-    def _known(self, handler: Callable[..., Any], token: str, request: Any, state: Any) -> Any:
-        return handler(request, state, self._task(token))
-
     def _task(self, token: str) -> Any:
-        task = self._state.get_task_by_token(token)
-        if task is None:
-            raise PermissionError
-        return task
+        """The task of a run's program; None if no program has this token."""
+        return self._state.get_task_by_token(token)
 
 
 def read_once(request: Any) -> SimpleNamespace:

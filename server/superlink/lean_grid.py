@@ -43,7 +43,6 @@ OUTSIDE = 2**22  # bytes of an array that is outside of malloc's pool
 P = TypeVar("P", bytes, BinaryIO)
 R = TypeVar("R")
 
-HEAD, PART = 64, 2**18  # bytes that are read of a piece at first, and then at once
 KEPT_SIZE, KEPT_COUNT = 2**16, 256  # the largest piece that is kept, in bytes; how many are kept
 # A look at a reply whose pieces are still coming ends after so many seconds without a new one, or
 # after so many since it first had to wait.
