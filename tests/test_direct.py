@@ -150,10 +150,13 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
             store_message_and_object_tree=lambda message: "done", store_object=None
         )
         made = Waiting(state)
-        monkeypatch.setattr(waiting, "LONGEST", 0.2)
-        assert await made.for_work(7, FAR) >= 0.19
-        monkeypatch.setattr(waiting, "LONGEST", FAR)
-        assert await made.for_work(7, 0.0) < FAR
+        monkeypatch.setattr(waiting, "WHILE", 0.2)
+        began_with = [(await made.for_work(node, FAR))[1] for node in (7, 8, 9)]
+        assert began_with == [True] * 3, "work may be older than this server"
+        waited, may = await made.for_work(7, FAR)
+        assert waited >= 0.19 and not may
+        monkeypatch.setattr(waiting, "WHILE", FAR)
+        assert not (await made.for_work(7, 0.0))[1]
 
         def later() -> None:  # as a thread of the SuperLink does
             assert state.store_message_and_object_tree(stored(9, reply=True)) == "done"
@@ -163,7 +166,7 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0)  # all three wait from here on
         thread = threading.Thread(target=later)
         thread.start()
-        await mine
+        assert (await mine)[1]
         thread.join()
         assert not other.done() and not reply.done()
         state.store_message_and_object_tree(stored(7))
@@ -178,8 +181,31 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         made.close()
         await asyncio.gather(waits, reply)
         await made.for_work(7, FAR)
+        assert not made._idle
 
     asyncio.run(play())
+
+
+def test_the_more_sites_wait_the_longer_each_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they all together ask no more often; but one that would not is not kept."""
+    state = SimpleNamespace(store_message_and_object_tree=None, store_object=None)
+    kept: list[float] = []
+
+    def timeout(seconds: float) -> Any:
+        kept.append(seconds)
+        return asyncio.timeout(0)
+
+    async def play() -> None:
+        made = Waiting(state)
+        for before in (0, 99, 499, 10_000):
+            made._idle = before
+            await made.for_work(7, 0.0)  # what came before
+            await made.for_work(7, 60.0)
+            await made.for_work(7, 2.0)
+
+    monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": timeout}))
+    asyncio.run(play())
+    assert kept == [1.0, 1.0, 1.0, 1.0, 5.0, 2.0, 10.0, 2.0]
 
 
 def test_a_piece_that_is_on_its_way_is_given_once_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +230,7 @@ def test_a_piece_that_is_on_its_way_is_given_once_it_came(monkeypatch: pytest.Mo
         )
         made = Waiting(state)
         answers = Direct(state, False, made)
-        monkeypatch.setattr(waiting, "LONGEST", FAR)
+        monkeypatch.setattr(waiting, "WHILE", FAR)
         assert await answers.piece("t", "there", FAR) == b"x"
         assert await answers.piece("t", "unknown", FAR) is None
         assert await answers.piece("t", "late", 0) == b""

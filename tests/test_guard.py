@@ -137,7 +137,7 @@ def test_addresses_that_one_caller_commands_count_together() -> None:
 
 def test_connections_beyond_the_limits_are_closed_and_others_take_their_place() -> None:
     with Listener(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.limits = ListenerLimits(per_address=2, in_all=3)
+        listener.limits = ListenerLimits(in_all=3, per_address=2)
         listener.bind((LOOPBACK, 0))
         listener.listen()
 
@@ -162,6 +162,17 @@ def test_connections_beyond_the_limits_are_closed_and_others_take_their_place() 
         for each in (second, third, again, *client):
             each.close()
         assert listener.open.total() == 0 and listener.refused == 3
+        (said,) = listener.news()  # once, and not at every look
+        assert "3 connections" in said and "127.0.0.5" in said and "3 in all" in said
+        assert "--connections" in said and listener.news() == []
+
+
+def test_an_operator_may_let_one_address_have_as_many_connections_as_the_system_allows() -> None:
+    """So that a load balancer may stand before the server; else no caller takes most of them."""
+    assert ListenerLimits().within(4096) == ListenerLimits(4096, 256)
+    assert ListenerLimits().within(128) == ListenerLimits(128, 32)
+    assert ListenerLimits(4096, 10_000).within(3000) == ListenerLimits(3000, 3000)
+    assert ListenerLimits(4096, 5).within(3000) == ListenerLimits(3000, 5)
 
 
 @pytest.mark.parametrize(
@@ -422,18 +433,24 @@ def test_a_request_that_is_confirmed_or_expired_is_not_handed_again() -> None:
     assert handed_again(book, one_by_one=True) == ["fetched"] * 3
 
 
-@pytest.mark.parametrize("gone", [False, True])
-def test_a_caller_that_hangs_up_while_it_waits_takes_no_request_with_it(gone: bool) -> None:
-    """Its site's next process began before, so nothing would tell that this one was lost."""
-    line, answer, sent = SimpleNamespace(is_open=True, stay=lambda: None), one_request("a"), []
+@pytest.mark.parametrize("case", ["handed", "nothing", "gone", "failed", "not asked"])
+def test_a_site_that_waited_for_work_asks_again_until_there_is_none(case: str) -> None:
+    """A caller that hangs up while it waits takes no request with it.
 
-    async def for_work(node_id: int, seconds: float) -> float:
-        line.is_open = not gone
-        return seconds
+    Its site's next process began before, so nothing would tell that this one was lost.
+    """
+    line, sent, more = SimpleNamespace(is_open=True, stay=lambda: None), [], []
+    content = b"" if case == "nothing" else one_request("a").SerializeToString()
+
+    async def for_work(node_id: int, seconds: float) -> tuple[float, bool]:
+        line.is_open = case != "gone"
+        return seconds, case != "not asked"
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": answer.SerializeToString()})
+        assert case not in ("gone", "not asked")
+        status = 500 if case == "failed" else 200
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": content})
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
@@ -445,8 +462,9 @@ def test_a_caller_that_hangs_up_while_it_waits_takes_no_request_with_it(gone: bo
     headers = [(b"content-length", b"%d" % len(body)), (b"prefer", b"wait=1")]
     path = f"{FLEET_PREFIX}pull-messages"
     scope = {"type": "http", "path": path, "headers": headers, CONNECTION: line}
-    wait = SimpleNamespace(for_work=for_work, more=lambda node_id: None)
+    wait = SimpleNamespace(for_work=for_work, more=more.append)
     calls = SiteCalls(app, Traffic(), lambda _: Caller(7, b""), waiting=wait)  # type: ignore[arg-type]
     asyncio.run(calls(scope, receive, send))
-    assert [*calls.book.open()] == ([] if gone else [7])
-    assert sent[1]["body"] == (b"" if gone else answer.SerializeToString())
+    assert [*calls.book.open()] == ([7] if case == "handed" else [])
+    assert sent[1]["body"] == (content if case in ("handed", "failed") else b"")
+    assert more == ([7] if case in ("handed", "gone", "failed") else [])

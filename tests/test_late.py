@@ -110,7 +110,7 @@ def test_programs_that_only_ask_for_replies_hear_of_a_site_that_stays_away(hub: 
 def test_a_program_hears_of_a_reply_as_soon_as_it_is_there(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "LONGEST", 3600.0)
+    monkeypatch.setattr(waiting, "WHILE", 3600.0)
 
     async def play() -> None:
         made = hub.direct._waiting = Waiting(hub.state)

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 FILES = 256  # that the server may have open: a limit that is reached quickly
 MIB = 2**20
-ORDER = int("F" * 48 + "C7634D81F4372DDF581A0DB248B0A77AECEC196ACCC52973", 16)  # of P-384
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
 
 
 class Hub(Echo):

@@ -31,7 +31,10 @@ log = logging.getLogger("fedda.client")
 # The server counts a node as dead after twice this time without a heartbeat (its minimum is 10 s).
 HEARTBEAT_S = 30.0
 BEAT_EVERY_S = 5.0
-WAIT_S = 1  # for how long a server may hold a request for work until there is some
+WAIT_S = 10  # for how long a server may hold a request for work until there is some
+# Seconds until an unused connection is closed. httpx does so after 5: each heartbeat would begin with
+# a new handshake.
+IDLE_S = 60.0
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
 
 
@@ -83,28 +86,25 @@ class Fleet:
         self._self_registered = key is None
         private, public = flower.generate_key_pairs() if key is None else (key, key.public_key())
         self._public = flower.public_key_to_bytes(public)
-        try:
-            self._client = flower.FleetHttpClient.from_server_address(
-                address,
-                insecure,
-                root_certificates,
-                interceptors=[
-                    flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                    flower.NodeAuthHttpInterceptor(private, public),
-                ],
-            )
-        except (ssl.SSLError, UnicodeDecodeError) as error:
-            raise KeyFileError(
-                "the file given with --ca is not a PEM certificate: give the ca.crt of the server"
-            ) from error
-        # flwr's client would go wherever an answer sends it: to any machine near this site.
-        self._client._client.follow_redirects = False
-        # Without the version of the library. It tells the server, too, that a node which asks for
-        # a request has none (`server.superlink.book`).
-        self._client._client.headers["user-agent"] = "fedda"
-        # A server of Flower's own does not know this and answers at once; so do other calls.
-        self._client._client.headers["prefer"] = f"wait={WAIT_S}"
-        self._client._client.event_hooks = {"response": [self._note]}
+        authorities = not insecure and _authorities(root_certificates)
+        self._client = flower.FleetHttpClient(
+            f"http{'s' * (not insecure)}://{address}",
+            interceptors=[
+                flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                flower.NodeAuthHttpInterceptor(private, public),
+            ],
+            verify=authorities,
+        )
+        self._client._client = httpx.Client(
+            verify=authorities,
+            timeout=self._client._client.timeout,
+            limits=httpx.Limits(keepalive_expiry=IDLE_S),
+            # The version of the library is left out. The name tells the server that a node which
+            # asks for a request has none (`server.superlink.book`). A server of Flower's own does
+            # not know `prefer`, and answers at once; so do other calls.
+            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
+            event_hooks={"response": [self._note]},
+        )
         self._lost: Exception | None = None
         self._ended = threading.Event()
         try:
@@ -280,3 +280,21 @@ class Fleet:
     def _quietly(self, call: Callable[[Any], object], request: object) -> None:
         with contextlib.suppress(Unreachable, SessionLost, RunOver, KeyFileError, RuntimeError):
             ask(call, request)
+
+
+def _authorities(certificate: bytes | None) -> ssl.SSLContext:
+    """Trust the server's own authority, or, without its certificate, the system's.
+
+    Raises:
+        KeyFileError: it is not a certificate.
+    """
+    if certificate is None:
+        return httpx.create_ssl_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=certificate.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise KeyFileError(
+            "the file given with --ca is not a PEM certificate: give the ca.crt of the server"
+        ) from error
+    return context

@@ -10,6 +10,7 @@ The benchmarks start this program; `federation` describes such a federation.
 """
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -109,7 +110,7 @@ class Light(Separate):
         names = [f"source-{n:03}" for n in range(sites - 1)] + ["target"]
         roles = {n: ("target" if n == "target" else "source", directory) for n in names}
         roles |= {name: ("source", data) for name, data in (real or {}).items()}
-        super().__init__(directory, roles, patience=180.0)
+        super().__init__(directory, roles, patience=180.0 + 0.5 * sites)
         self.groups = [names[i : i + PER_PROCESS] for i in range(0, len(names), PER_PROCESS)]
 
     def start_site(self, name: str) -> Process:
@@ -119,7 +120,8 @@ class Light(Separate):
             return super().start_site(name)
         if name != group[0]:
             return self.processes[group[0]]
-        command = [sys.executable, __file__, f"{LOOPBACK}:{self.port}", self.home, *group]
+        address = f"127.0.1.{self.groups.index(group) + 1}" if sys.platform == "linux" else LOOPBACK
+        command = [sys.executable, __file__, f"{LOOPBACK}:{self.port}", self.home, address, *group]
         process = Process(name, [*map(str, command)], self.logs / f"{name}.log", self.env)
         self.processes[name] = process
         return process
@@ -160,9 +162,20 @@ def serve(superlink: str, home: Path, name: str) -> None:
     )
 
 
+def call_from(address: str) -> None:
+    """Dial from this address of this machine, as a site on a machine of its own would."""
+    dial = socket.create_connection
+
+    def create_connection(to: Any, timeout: Any = None, source_address: Any = None) -> Any:
+        return dial(to, timeout, source_address or (address, 0))
+
+    socket.create_connection = create_connection  # type: ignore[assignment]
+
+
 def main() -> None:
-    superlink, home, *names = sys.argv[1:]
+    superlink, home, address, *names = sys.argv[1:]
     watch_parent(os.getppid())
+    call_from(address)
     threads = [threading.Thread(target=serve, args=(superlink, Path(home), name)) for name in names]
     for thread in threads:
         thread.daemon = True

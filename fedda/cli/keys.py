@@ -160,7 +160,7 @@ def add(
     With `fedda keys request` at the site, its private key never leaves it.
 
     Options:
-        public: A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 384`. Without
+        public: A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 256`. Without
             this option the key pair is made here.
     """
     with clear_exit():

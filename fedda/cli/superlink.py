@@ -40,7 +40,7 @@ def superlink(
     database: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     traffic: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     connections: Annotated[int, typer.Option(min=1)] = 4096,
-    address_connections: Annotated[int, typer.Option(min=1)] = 256,
+    address_connections: Annotated[int | None, typer.Option(min=1)] = None,
     insecure: Annotated[bool, typer.Option("--insecure")] = False,
     verbose: Annotated[bool, typer.Option("--verbose")] = False,
     warm: Annotated[int, typer.Option(min=0, max=1)] = 1,
@@ -74,7 +74,8 @@ def superlink(
         traffic: Write requests and bytes per route as JSON.
         connections: Sites' connections in all, as far as the system's limit of open files allows.
         address_connections: Connections from one address. A site needs up to 10: raise this if many
-            sites come from one address.
+            sites come from one address, as behind a load balancer. Default: 256, or a quarter of
+            all if that is less.
         insecure: No TLS, no keys: for development on one machine only.
         verbose: Show here, too, what Flower writes to DIR/superlink.log.
         warm: 1: keep a process ready that has imported what runs need; each run's program is forked
@@ -102,7 +103,7 @@ def superlink(
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
             registered=None if insecure else folder.registered,
-            limits=gateway.ListenerLimits(address_connections, connections),
+            limits=gateway.ListenerLimits(connections, address_connections),
             warm=directory / "programs" if warm else None,
             reserved=reserved,
         )

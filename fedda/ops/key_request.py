@@ -23,6 +23,7 @@ from fedda.ops import keys
 from fedda.ops.certificate import read, write_private
 
 ROLES = ("", "source", "target")
+TAKEN = ec.SECP256R1, ec.SECP384R1
 UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion)
 AGAIN = "let the site make one with `fedda keys request` and send it again"
 
@@ -70,7 +71,7 @@ def ask(folder: Path, name: str, role: str = "") -> tuple[Path, KeyRequest]:
                 f"{file} exists already: send the request that was made with it, or choose another "
                 "folder or name"
             )
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = ec.generate_private_key(keys.CURVE)
     signed = x509.CertificateSigningRequestBuilder(_subject(name, role)).sign(key, hashes.SHA384())
     private.parent.mkdir(parents=True, exist_ok=True)
     write_private(private, keys.private_bytes(key))
@@ -91,8 +92,10 @@ def read_request(path: Path) -> KeyRequest:
         digest = request.signature_hash_algorithm
     except UNREADABLE as error:
         raise KeyFileError(f"{path} is not a request for a key, or is damaged: {AGAIN}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != ec.SECP384R1.name:
-        raise KeyFileError(f"{path} has a key that is not elliptic-curve on P-384: {AGAIN}")
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, TAKEN):
+        raise KeyFileError(
+            f"{path} has a key that is not elliptic-curve on P-256 or P-384: {AGAIN}"
+        )
     if not signed or not isinstance(digest, hashes.SHA384):
         raise KeyFileError(
             f"{path} is not signed by the key in it, so it was changed or somebody else's: {AGAIN}"

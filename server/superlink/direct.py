@@ -162,6 +162,8 @@ class Direct:
             names = [(task.run_id, name) for name in request.message_ids]
             again = [self._given[name] for name in names if name in self._given]
             new = [name for run, name in names if (run, name) not in self._given]
+            if self._waiting is not None:
+                new = self._waiting.replied(task.run_id, new)
             answer = flower.runtime_handlers.pull_messages(
                 runtime.PullAppMessagesRequest(message_ids=new), state, task
             )

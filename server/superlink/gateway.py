@@ -37,6 +37,7 @@ from .guard import Guard
 from .late import awaited
 from .listener import Listener, ListenerLimits, Loop, Protocol
 from .present import Present
+from .queued import queued
 from .site_calls import SiteCalls
 from .turned import Nodes, Turned
 from .unpacked import unpacked_first
@@ -112,20 +113,18 @@ def run(
         os.environ[spawn.REGISTERED] = str(settings.registered)
     most = system.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener, settings.reserved)
-    # No single caller takes all that the system allows.
-    public.limits = ListenerLimits(min(settings.limits.per_address, max(1, most // 4)), most)
+    public.limits = settings.limits.within(most)
     admin = _listen(spawn.LOOPBACK, settings.admin_port, reserved=settings.reserved)
     with contextlib.ExitStack() as stack:
         beside = stack.enter_context(near.listening())
-        sockets = [public, admin, *beside]
-        for listener in sockets:
-            stack.callback(listener.close)
+        for each in (public, admin, *beside):
+            stack.callback(each.close)
         _find_programs()
         if settings.warm is not None and available():
             stack.enter_context(_forked_runs(settings.warm))
         app = superlink(settings)
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
-        runner.run(_serve(settings, app, sockets, every, ready, say))
+        runner.run(_serve(settings, app, public, [admin, *beside], every, ready, say))
 
 
 def superlink(settings: GatewaySettings) -> Any:
@@ -165,6 +164,7 @@ def superlink(settings: GatewaySettings) -> Any:
 async def _serve(
     settings: GatewaySettings,
     app: Any,
+    listener: Listener,
     sockets: list[socket.socket],
     every: Callable[[], None],
     ready: Callable[[], None],
@@ -203,6 +203,7 @@ async def _serve(
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
     unpacked_first(state)
+    queued(state)
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
     turned = Turned(nodes.name)
@@ -212,7 +213,7 @@ async def _serve(
     present = Present(state.acknowledge_node_heartbeat)
     sites = SiteCalls(short, traffic, caller, direct, waiting, present, turned)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
-    told = Told(watched.newest, say, turned.news)
+    told = Told(watched.newest, say, lambda: [*turned.news(), *listener.news()])
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
     local = LocalOnly(live, settings.admin_port)
     admin, beside = server(local, "on", **encrypted), server(local)
@@ -222,17 +223,17 @@ async def _serve(
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stop.set)
 
-    tasks = [asyncio.create_task(admin.serve([sockets[1]]))]
+    tasks = [asyncio.create_task(admin.serve(sockets[:1]))]
     children: int | None = None
     try:
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
             raise RunError("the SuperLink did not start; its own log says why")
-        if sockets[2:]:
-            tasks.append(asyncio.create_task(beside.serve(sockets[2:])))
+        if sockets[1:]:
+            tasks.append(asyncio.create_task(beside.serve(sockets[1:])))
         children = _superexec(app)
         await asyncio.to_thread(every)
-        tasks.append(asyncio.create_task(public.serve([sockets[0]])))
+        tasks.append(asyncio.create_task(public.serve([listener])))
         await _until(lambda: public.started or tasks[-1].done())
         ready()
 

@@ -9,6 +9,8 @@ import time
 from base64 import b64decode
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
@@ -103,7 +105,7 @@ class Guard:
             node_id = self._registered(key)
             if node_id is None:
                 return Unwelcome(Refusal("revoked" if self._revoked(key) else "unknown"))
-            if not flower.verify_signature(flower.bytes_to_public_key(key), stamp, signed):
+            if not flower.verify_signature(_parsed(key), stamp, signed):
                 return WRONG
             if not -NEWEST < age < OLDEST:
                 return Unwelcome(Refusal("clock", f"{age:.0f}"), node_id)
@@ -127,3 +129,9 @@ class Guard:
             return None
         self._known[key] = (found, clock + KNOWN_S)
         return found
+
+
+@lru_cache(maxsize=4096)
+def _parsed(key: bytes) -> Any:
+    """A registered site's public key."""
+    return flower.bytes_to_public_key(key)

@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import time
 import weakref
 from collections import Counter
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ STALL_S, STALL_BYTES = 20.0, 2**14  # a body brings this many bytes, or its end,
 # Seconds idle until it asks, seconds between two questions, and how many stay without an answer.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 STAY_S = 3600.0  # for how long a site's connection may be idle
+SAY_S = 60.0  # between two lines of the console about connections that were closed
 LOOK_S = 2.0  # between two looks at a connection's time
 
 CONNECTION = "fedda.connection"  # in a request's scope: the connection that it came on
@@ -36,21 +38,28 @@ log.setLevel(logging.ERROR)
 
 @dataclass(frozen=True)
 class ListenerLimits:
-    """How many connections the public listener keeps at a time."""
+    """How many connections the public listener keeps at a time, in all and from one address."""
 
-    per_address: int = PER_ADDRESS
     in_all: int = IN_ALL
+    per_address: int | None = None  # None: a quarter of all, and no more than `PER_ADDRESS`
+
+    def within(self, most: int) -> "ListenerLimits":
+        """The limits where the system allows so many connections; both are given."""
+        from_one = self.per_address or max(1, min(PER_ADDRESS, most // 4))
+        return ListenerLimits(most, min(from_one, most))
 
 
 class Listener(socket.socket):
     """A listening socket that closes the connections beyond its limits at once."""
 
-    limits = ListenerLimits()
+    limits = ListenerLimits().within(IN_ALL)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.open: Counter[str] = Counter()
         self.refused = 0
+        self._last = ("", False)  # the address that was refused last, and if not for itself
+        self._said, self._next = 0, 0.0  # how many refusals the console knows, when it hears again
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Take the next connection.
@@ -60,15 +69,33 @@ class Listener(socket.socket):
         """
         taken, address = super().accept()
         group = neighbours(address[0])
-        if self.open[group] >= self.limits.per_address or self.open.total() >= self.limits.in_all:
+        full = self.open.total() >= self.limits.in_all
+        if full or self.open[group] >= (self.limits.per_address or self.limits.in_all):
             taken.close()
             self.refused += 1
+            self._last = group, full
             # To asyncio it looks as if nobody had called, so it turns to other work first.
             raise BlockingIOError
         self.open[group] += 1
         _ask_if_there(taken)
         kind = (taken.family, taken.type, taken.proto)
         return _Counted(*kind, taken.detach(), self._leave, group), address
+
+    def news(self) -> list[str]:
+        """What the console is to say of connections that were closed: once a minute."""
+        new, now = self.refused - self._said, time.monotonic()
+        if not new or now < self._next:
+            return []
+        self._said, self._next = self.refused, now + SAY_S
+        address, full = self._last
+        why = f"one address may have {self.limits.per_address} at a time; --address-connections"
+        if full:
+            why = f"there may be {self.limits.in_all} in all; --connections, or the system's limit "
+            why += "of open files,"
+        return [
+            f"{new} connection{'s' * (new > 1)} of sites closed at once, the last from {address}: "
+            f"{why} allows more"
+        ]
 
     def _leave(self, group: str) -> None:
         self.open[group] -= 1

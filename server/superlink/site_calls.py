@@ -218,20 +218,24 @@ class SiteCalls:
         self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "CallAnswer"
     ) -> None:
         """Get the next request for a site, if there is one or comes while the site waits."""
-        seconds = wanted(scope["headers"])
-        if self.waiting is not None and seconds:
-            waited = await self.waiting.for_work(node_id, seconds)
+        waiting, seconds, may = self.waiting, wanted(scope["headers"]), True
+        if waiting is not None and seconds:
+            waited, may = await waiting.for_work(node_id, seconds)
             answer.headers.append((WAITED, f"{waited:.3f}".encode()))
         line = scope.get(CONNECTION)
-        if line is not None and not line.is_open:  # nobody would read what it is handed
-            await give(b"", answer.keep)
-            return
-        await self._do(request, scope, receive, answer.keep)
-        if answer.status == 200:
-            handed = fleet.PullMessagesResponse.FromString(answer.body)
-            self.book.handed(node_id, handed)
-            if self.waiting is not None and handed.messages_list:
-                self.waiting.more(node_id)
+        hung_up = line is not None and not line.is_open  # nobody would read what it is handed
+        done = not may
+        try:
+            if not may or hung_up:
+                await give(b"", answer.keep)
+                return
+            await self._do(request, scope, receive, answer.keep)
+            if answer.status == 200:
+                self.book.handed(node_id, fleet.PullMessagesResponse.FromString(answer.body))
+                done = not answer.body
+        finally:
+            if waiting is not None and not done:
+                waiting.more(node_id)
 
     async def _do(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SuperLink answer a request that passed every check, on the shortest way."""

@@ -1,25 +1,39 @@
-"""Who waits for what is on its way is answered once it is there, or after 1 s.
+"""Who waits for what is on its way is answered once it is there, or after a while.
 
 Sites wait for work, a run's program for replies, and both for pieces of these. Without this a site
 that waits asks twenty times a second, most of a server's processor time goes into telling sites
 that there is nothing to do, and a run hears of a reply up to half a second late. A caller says how
 long it would wait in the header `Prefer: wait=SECONDS` (RFC 7240); a site is told how long it did,
 so that it does not take the wait for a busy server. Flower's own SuperNodes say nothing and are
-answered at once.
+answered at once. The more sites wait, the longer each does, so that they all together ask no more
+often.
 """
 
 import asyncio
 import contextlib
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 PREFER, WAITED = b"prefer", b"x-fedda-waited"
-LONGEST = 1.0  # seconds; a server that stops waits for its last answers
+WHILE = 1.0  # seconds for which a caller waits
+# Sites for which there is nothing to do ask this often in a second, all of them together, but each
+# of them after so many seconds at the latest.
+SPREAD, LONGEST = 100.0, 10.0
+RUNS_KEPT = 64
 # Seconds until a site hears of a new request, whose pieces the run's program is still sending.
 LATER = 0.05
+
+
+@dataclass
+class Replies:
+    """What came for a run: the requests with replies, since flwr last looked at all requests."""
+
+    to: set[str] = field(default_factory=set)
+    looked: float = float("-inf")
 
 
 class Waiting:
@@ -31,14 +45,17 @@ class Waiting:
     def __init__(self, state: Any) -> None:
         """Watch what a run's program stores in flwr's LinkState; called in the loop's thread."""
         self._loop = asyncio.get_running_loop()
-        self._news: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self._news: dict[int, asyncio.Event] = defaultdict(_heard)
+        self._idle = 0  # sites that wait for work
+        self._runs: OrderedDict[int, Replies] = OrderedDict()
         self._waits: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)  # by what for
         self._closed = False
         store, put = state.store_message_and_object_tree, state.store_object
 
         def stored(message: Any, *more: Any, **named: Any) -> Any:
             result = store(message, *more, **named)
-            if message.metadata.reply_to_message_id:
+            if request := message.metadata.reply_to_message_id:
+                self._replies(message.metadata.run_id).to.add(request)
                 self._came(message.metadata.run_id)
             else:
                 self._tell(message.metadata.dst_node_id)
@@ -51,14 +68,27 @@ class Waiting:
 
         state.store_message_and_object_tree, state.store_object = stored, put_down
 
-    async def for_work(self, node_id: int, seconds: float) -> float:
-        """Wait until there may be work for a site -> for how many seconds it waited."""
+    async def for_work(self, node_id: int, seconds: float) -> tuple[float, bool]:
+        """Wait until there may be work for a site, for no longer than it would.
+
+        Returns:
+            For how many seconds it waited, and whether there may be work. If there may not, nobody
+            has to look: this server has seen none come since the site was last handed all there is.
+        """
         news, began = self._news[node_id], time.monotonic()
         if not self._closed and seconds > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), min(seconds, LONGEST))
+            self._idle += 1
+            try:
+                longest = max(WHILE, min(LONGEST, self._idle / SPREAD))
+                async with asyncio.timeout(min(seconds, longest)):
+                    await news.wait()
+            except TimeoutError:
+                pass
+            finally:
+                self._idle -= 1
+        may = news.is_set()
         news.clear()
-        return time.monotonic() - began
+        return time.monotonic() - began, may
 
     async def until_there(
         self,
@@ -81,13 +111,33 @@ class Waiting:
             answer = await ask()
             if answer == not_yet and not self._closed and seconds > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(came.wait(), min(seconds, LONGEST))
+                    async with asyncio.timeout(min(seconds, WHILE)):
+                        await came.wait()
                 answer = await ask()
             return answer
         finally:
             self._waits[what].discard(came)
             if not self._waits[what]:
                 del self._waits[what]
+
+    def replied(self, run_id: int, requests: list[str]) -> list[str]:
+        """The requests of a run that flwr is to look at: those with replies, at times all of them.
+
+        Only flwr knows which have expired, or had replies before this server began.
+        """
+        replies, now = self._replies(run_id), time.monotonic()
+        if now > replies.looked + WHILE:
+            replies.looked = now
+        else:
+            requests = [name for name in requests if name in replies.to]
+        replies.to.difference_update(requests)
+        return requests
+
+    def _replies(self, run_id: int) -> "Replies":
+        replies = self._runs.setdefault(run_id, Replies())
+        while len(self._runs) > RUNS_KEPT:
+            self._runs.popitem(last=False)
+        return replies
 
     def _came(self, what: Hashable) -> None:
         """Note that something came, from any thread."""
@@ -114,6 +164,13 @@ class Waiting:
         """Note new work, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self.more, node_id)
+
+
+def _heard() -> asyncio.Event:
+    """An event that has happened: a site may have work from before it first asks."""
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 def wanted(headers: Iterable[tuple[bytes, bytes]]) -> float:
