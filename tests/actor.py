@@ -181,13 +181,15 @@ class Hostile(Fleet):
             gone = Error(ErrorCode.NODE_UNAVAILABLE)
             reply = make_message(metadata=reply.metadata, error=gone)
         (what, step, pause), Hostile.of_reply = Hostile.of_reply, ("", "", 0.0)
-        real = self._client.PushObject
+        real, together = self._client.PushObject, self._is_fedda
         if what:
+            self._is_fedda = False  # so that small pieces come singly, too
             self._client.PushObject = Pushing(real, what, step, pause)  # type: ignore[method-assign]
         try:
             super().send(reply)
         finally:
             self._client.PushObject = real  # type: ignore[method-assign]
+            self._is_fedda = together
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from fedda.exchange import frames
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import heartbeat_pb2, inflate_object_from_contents, iterate_object_tree
 from fedda.flower import message_pb2 as proto
+from fedda.flower.batches import parted
 from fedda.wire import Manifest
 from tests import canaries, recorder
 from tests.federation import LOW, Federation
@@ -186,6 +187,20 @@ HEADERS |= {"x-fedda-site"}  # the site's role, name and version, when a session
 ANSWERED = {"date", "content-type", "content-length", "connection", "x-fedda-waited"}
 
 
+def calls(hub: Recorded) -> Iterator[dict[str, Any]]:
+    """The requests of sites, with their answers; each of several calls in one for itself."""
+    for entry in recorder.requests(hub.record):
+        if not entry["path"].endswith("-objects"):
+            yield entry
+            continue
+        single = {**entry, "path": entry["path"].removesuffix("s")}
+        if entry["answered"]["content-type"] == "text/plain":  # a sentence why it is refused
+            yield from ({**single, "body": part} for part in parted(entry["body"]))
+            continue
+        pairs = zip(parted(entry["body"]), parted(entry["answer"]), strict=True)
+        yield from ({**single, "body": body, "answer": answer} for body, answer in pairs)
+
+
 def fields(message: Protobuf, prefix: str = "") -> set[str]:
     """The names of all fields that are set, with those of the messages inside."""
     names = set()
@@ -210,7 +225,7 @@ def parsed(kind: type[Protobuf], data: bytes) -> Protobuf:
 
 def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -> None:
     seen = set()
-    for entry in recorder.requests(hub.record):
+    for entry in calls(hub):
         name = entry["path"].removeprefix("/v1/fleet/")
         assert name in FLEET, name
         asked, may_ask, answered, may_answer = FLEET[name]
@@ -266,7 +281,7 @@ def messages(hub: Recorded) -> Iterator[tuple[str, str, Message]]:
     """All messages, made again from their pieces -> to or from a site, its id, the message."""
     heads: dict[str, tuple[str, proto.ObjectTree]] = {}
     pieces: dict[str, bytes] = {}
-    for entry in recorder.requests(hub.record):
+    for entry in calls(hub):
         match entry["path"].removeprefix("/v1/fleet/"):
             case "push-messages":
                 request = fleet.PushMessagesRequest.FromString(entry["body"])

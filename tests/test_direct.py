@@ -150,9 +150,11 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
             store_message_and_object_tree=lambda message: "done", store_object=None
         )
         made = Waiting(state)
+        began_with = [await made.for_work(node, FAR) for node in (7, 8, 9)]
+        assert all(may for _, may in began_with), "work may be older than this server"
+        for node in (7, 8, 9):
+            made.handed(node, 0)
         monkeypatch.setattr(waiting, "WHILE", 0.2)
-        began_with = [(await made.for_work(node, FAR))[1] for node in (7, 8, 9)]
-        assert began_with == [True] * 3, "work may be older than this server"
         waited, may = await made.for_work(7, FAR)
         assert waited >= 0.19 and not may
         monkeypatch.setattr(waiting, "WHILE", FAR)
@@ -172,9 +174,14 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         state.store_message_and_object_tree(stored(7))
         await other
         state.store_message_and_object_tree(stored(7))  # while it does not wait
-        await made.for_work(7, FAR)
-        made.more(7)
-        await made.for_work(7, FAR)
+        await asyncio.sleep(0.01)
+        for left in (1, 0):
+            assert (await made.for_work(7, FAR))[1]  # again and again, until it was handed both
+            made.handed(7, 1)
+            assert (await made.for_work(7, 0.0))[1] == (left > 0)
+        state.store_message_and_object_tree(stored(7))  # it expires before the site asks
+        assert (await made.for_work(7, FAR))[1]
+        made.handed(7, 0)
         waits = asyncio.create_task(made.for_work(7, FAR))
         await asyncio.sleep(0)
         assert not waits.done() and not reply.done()
@@ -199,7 +206,7 @@ def test_the_more_sites_wait_the_longer_each_does(monkeypatch: pytest.MonkeyPatc
         made = Waiting(state)
         for before in (0, 99, 499, 10_000):
             made._idle = before
-            await made.for_work(7, 0.0)  # what came before
+            made.handed(7, 0)
             await made.for_work(7, 60.0)
             await made.for_work(7, 2.0)
 

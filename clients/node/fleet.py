@@ -21,6 +21,8 @@ from flwr.app import Message
 from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
+from fedda.flower.batches import CALLS, MOST, SMALL, Batch
 from fedda.flower.pieces import HalfSent, cut
 from fedda.ops.refusal import OFFERS
 
@@ -32,8 +34,8 @@ log = logging.getLogger("fedda.client")
 HEARTBEAT_S = 30.0
 BEAT_EVERY_S = 5.0
 WAIT_S = 10  # for how long a server may hold a request for work until there is some
-# Seconds until an unused connection is closed. httpx does so after 5: each heartbeat would begin with
-# a new handshake.
+# Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
+# with a new handshake.
 IDLE_S = 60.0
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
 
@@ -83,6 +85,7 @@ class Fleet:
         self._on_lost = on_lost
         self._offers = offers
         self._seen: dict[str, bytes] = {}
+        self._is_fedda = False  # whether the server is known to be fedda's
         self._self_registered = key is None
         private, public = flower.generate_key_pairs() if key is None else (key, key.public_key())
         self._public = flower.public_key_to_bytes(public)
@@ -138,6 +141,7 @@ class Fleet:
     def _note(self, response: httpx.Response) -> None:
         """Note how long the server held a request for work."""
         if (told := response.headers.get("x-fedda-waited")) is not None:
+            self._is_fedda = True
             with contextlib.suppress(ValueError):
                 self.waited = min(float(told), float(WAIT_S))
 
@@ -149,6 +153,7 @@ class Fleet:
         )
         names = [piece.object_id for piece in flower.iterate_object_tree(tree)]
         contents = {name: self._seen[name] for name in names if name in self._seen}
+        contents |= self._fetch_small(tree, {*names} - {*contents}, run_id)
         try:
             contents |= flower.pull_objects(
                 [name for name in names if name not in contents],
@@ -194,14 +199,68 @@ class Fleet:
             push = flower.make_push_object_fn_protobuf(
                 partial(insist, self._client.PushObject), self._node, run_id, answer.session_id
             )
+            pieces, wanted = flower.get_all_nested_objects(reply), set(answer.objects_to_push)
+            wanted -= self._bring_small(pieces, wanted, run_id, answer.session_id)
             try:
-                flower.push_objects(
-                    flower.get_all_nested_objects(reply),
-                    push,
-                    object_ids_to_push=set(answer.objects_to_push),
-                )
+                flower.push_objects(pieces, push, object_ids_to_push=wanted)
             except flower.ObjectPushError as error:
                 raise RunOver from error
+
+    def _fetch_small(
+        self, tree: flower.ObjectTree, names: set[str], run_id: int
+    ) -> dict[str, bytes]:
+        """Fetch a request's small pieces with one call -> those that came; the rest come singly."""
+        arrays = (a for r in tree.children for record in r.children for a in record.children)
+        # Of an array in several pieces, none is small.
+        large = {piece.object_id for a in arrays if len(a.children) > 1 for piece in a.children}
+        chosen = sorted(names - large)[:CALLS]
+        asked = [
+            proto.PullObjectRequest(node=self._node, run_id=run_id, object_id=n) for n in chosen
+        ]
+        answers = self._together("Pull", asked, proto.PullObjectResponse)
+        given = zip(chosen, answers, strict=False)
+        return {name: each.object_content for name, each in given if each.object_available}
+
+    def _bring_small(
+        self, pieces: dict[str, flower.InflatableObject], names: set[str], run_id: int, session: str
+    ) -> set[str]:
+        """Bring a reply's small pieces with one call -> their names; the rest are brought singly.
+
+        Raises:
+            RunOver: the server does not want them.
+        """
+        room, brought = MOST, []
+        for name in sorted(names)[:CALLS]:
+            piece = pieces[name]
+            if isinstance(piece, flower.ArrayChunk) and len(piece.data) > SMALL:
+                continue
+            content = piece.deflate()
+            room -= len(content)
+            if room < 0:
+                break
+            about = {"node": self._node, "run_id": run_id, "session_id": session}
+            brought.append(proto.PushObjectRequest(**about, object_id=name, object_content=content))
+        answers = self._together("Push", brought, proto.PushObjectResponse)
+        if not all(each.stored for each in answers):
+            raise RunOver
+        return {each.object_id for each, _ in zip(brought, answers, strict=False)}
+
+    def _together(self, what: str, requests: list[Any], kind: Any) -> list[Any]:
+        """Make several calls at once -> their answers; none if this server is not fedda's."""
+        if not self._is_fedda or len(requests) < 2:
+            return []
+
+        unary: Any = self._client._unary_unary
+
+        def call(batch: Batch) -> Any:
+            return unary(
+                path=f"/v1/fleet/{what.lower()}-objects",
+                rpc_method=f"/flwr.proto.Fleet/{what}Objects",
+                request=batch,
+                response_type=lambda: Batch(kind),
+            )
+
+        return insist(call, Batch(type(requests[0]), requests)).messages
 
     def close(self) -> None:
         """End the session, so that the server does not wait for this node until it times out."""

@@ -16,11 +16,12 @@ from fedda import __version__
 from fedda.flower import PROTOBUF_REQUEST_TYPES, SendNodeHeartbeatRequest, fab_pb2, run_pb2
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
+from fedda.flower.batches import CALLS, MOST, SMALL, Batch, joined
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
 from .book import Book, RefusedCall
-from .direct import MEDIA_TYPE, Direct, give, read, replay
+from .direct import MEDIA_TYPE, NOT_YET, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
 from .guard import Caller, Unwelcome
 from .listener import CONNECTION
@@ -29,7 +30,10 @@ from .turned import Turned
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
-LARGEST = {"push-object": 16 * 2**20, "push-messages": 2**20}  # bytes of a body
+BATCHES = {"push-objects": proto.PushObjectRequest, "pull-objects": proto.PullObjectRequest}
+# Bytes of a body; those of a call without its piece are less than 2**9.
+LARGEST = {"push-object": 16 * 2**20, "push-messages": 2**20}
+LARGEST |= {"push-objects": MOST + CALLS * 2**9, "pull-objects": CALLS * 2**9}
 LARGEST_OTHER = 2**14
 AT_ONCE = 8  # requests of one site that are served at the same time; the others wait
 # What a SuperNode needs to know of a run. The rest is the operator's: for one, paths in settings.
@@ -95,7 +99,8 @@ class SiteCalls:
             body = await read(receive)
             if body is None:
                 return
-            request = PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
+            batch = BATCHES.get(name)
+            request = Batch(batch) if batch else PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
             try:
                 request.ParseFromString(body)
             except DecodeError:
@@ -202,11 +207,39 @@ class SiteCalls:
                 if self.present is not None:
                     self.present.left(node_id)
                 await self._do(request, scope, receive, send)
+            case Batch():
+                await answer.give(await self._together(node_id, request))
             case fab_pb2.GetFabRequest():
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, send)
             case _:
                 await self._do(request, scope, receive, send)
+
+    async def _together(self, node_id: int, batch: Batch) -> bytes:
+        """Answer several calls about small pieces; those that are not small are put off."""
+        if self.direct is None:
+            raise RefusedCall(404, "no calls together, where signatures are not checked")
+        if len(batch.messages) > CALLS:
+            raise RefusedCall(413, "too many calls together")
+        answers: list[bytes] = []
+        left = MOST
+        for each in batch.messages:
+            fetches = isinstance(each, proto.PullObjectRequest)
+            if fetches:
+                self.book.check_fetch(node_id, each)
+            else:
+                self.book.take(node_id, each, each.ByteSize())
+            body = await self.direct.of_site(each) if left else NOT_YET
+            if body is None:
+                raise RefusedCall(403, "this run is over")
+            if fetches and len(body) > NO_CONTENT:
+                if len(body) > min(left, SMALL + NO_CONTENT):
+                    body, left = NOT_YET, 0
+                else:
+                    left -= len(body)
+                    self.book.fetched(node_id, each, len(body))
+            answers.append(body)
+        return joined(answers)
 
     async def _begin_anew(self, node_id: int) -> None:
         """Note a site's new session; of the old one's answers no more pieces will come."""
@@ -224,18 +257,15 @@ class SiteCalls:
             answer.headers.append((WAITED, f"{waited:.3f}".encode()))
         line = scope.get(CONNECTION)
         hung_up = line is not None and not line.is_open  # nobody would read what it is handed
-        done = not may
-        try:
-            if not may or hung_up:
-                await give(b"", answer.keep)
-                return
-            await self._do(request, scope, receive, answer.keep)
-            if answer.status == 200:
-                self.book.handed(node_id, fleet.PullMessagesResponse.FromString(answer.body))
-                done = not answer.body
-        finally:
-            if waiting is not None and not done:
-                waiting.more(node_id)
+        if not may or hung_up:
+            await give(b"", answer.keep)
+            return
+        await self._do(request, scope, receive, answer.keep)
+        if answer.status == 200:
+            handed = fleet.PullMessagesResponse.FromString(answer.body)
+            self.book.handed(node_id, handed)
+            if waiting is not None:
+                waiting.handed(node_id, len(handed.messages_list))
 
     async def _do(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SuperLink answer a request that passed every check, on the shortest way."""
@@ -299,7 +329,10 @@ def _once(send: Send) -> Send:
 
 
 def _node_id(request: Any) -> int:
-    """The node that a request says it comes from; 0 if it says none."""
+    """The node that a request says it comes from; 0 if it says none, or several."""
+    if isinstance(request, Batch):
+        nodes = {_node_id(each) for each in request.messages}
+        return nodes.pop() if len(nodes) == 1 else 0
     return request.node.node_id if hasattr(request, "node") else getattr(request, "node_id", 0)
 
 

@@ -29,6 +29,20 @@ LATER = 0.05
 
 
 @dataclass
+class Due:
+    """How many requests a site has not been handed yet, at most; some may have expired meanwhile.
+
+    When it first asks, there may be one from before this server began.
+    """
+
+    most: int = 1
+    some: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.some.set()
+
+
+@dataclass
 class Replies:
     """What came for a run: the requests with replies, since flwr last looked at all requests."""
 
@@ -45,7 +59,7 @@ class Waiting:
     def __init__(self, state: Any) -> None:
         """Watch what a run's program stores in flwr's LinkState; called in the loop's thread."""
         self._loop = asyncio.get_running_loop()
-        self._news: dict[int, asyncio.Event] = defaultdict(_heard)
+        self._due: dict[int, Due] = defaultdict(Due)  # by site
         self._idle = 0  # sites that wait for work
         self._runs: OrderedDict[int, Replies] = OrderedDict()
         self._waits: defaultdict[Hashable, set[asyncio.Event]] = defaultdict(set)  # by what for
@@ -73,22 +87,27 @@ class Waiting:
 
         Returns:
             For how many seconds it waited, and whether there may be work. If there may not, nobody
-            has to look: this server has seen none come since the site was last handed all there is.
+            has to look: this server has seen none come that the site was not handed.
         """
-        news, began = self._news[node_id], time.monotonic()
+        due, began = self._due[node_id], time.monotonic()
         if not self._closed and seconds > 0:
             self._idle += 1
             try:
                 longest = max(WHILE, min(LONGEST, self._idle / SPREAD))
                 async with asyncio.timeout(min(seconds, longest)):
-                    await news.wait()
+                    await due.some.wait()
             except TimeoutError:
                 pass
             finally:
                 self._idle -= 1
-        may = news.is_set()
-        news.clear()
-        return time.monotonic() - began, may
+        return time.monotonic() - began, due.some.is_set()
+
+    def handed(self, node_id: int, requests: int) -> None:
+        """Note how many requests a site was handed when it asked; none: there are none for it."""
+        due = self._due[node_id]
+        due.most = max(0, due.most - requests) if requests else 0
+        if not due.most:
+            due.some.clear()
 
     async def until_there(
         self,
@@ -150,27 +169,21 @@ class Waiting:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(tell)
 
-    def more(self, node_id: int) -> None:
-        """Note that there may be more work for a site than it was just handed."""
-        self._news[node_id].set()
-
     def close(self) -> None:
         """Let no site wait any more."""
         self._closed = True
-        for news in (*self._news.values(), *chain(*self._waits.values())):
-            news.set()
+        for event in chain((due.some for due in self._due.values()), *self._waits.values()):
+            event.set()
 
     def _tell(self, node_id: int) -> None:
         """Note new work, from any thread."""
+
+        def more() -> None:
+            self._due[node_id].most += 1
+            self._due[node_id].some.set()
+
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._loop.call_later, LATER, self.more, node_id)
-
-
-def _heard() -> asyncio.Event:
-    """An event that has happened: a site may have work from before it first asks."""
-    event = asyncio.Event()
-    event.set()
-    return event
+            self._loop.call_soon_threadsafe(self._loop.call_later, LATER, more)
 
 
 def wanted(headers: Iterable[tuple[bytes, bytes]]) -> float:
