@@ -97,6 +97,21 @@ def test_pieces_pass_both_ways_on_one_connection(beside: Beside) -> None:
     mine.close()
 
 
+def test_small_pieces_pass_together(beside: Beside) -> None:
+    mine = beside.near()
+    assert mine.pieces(["small", "late", "unknown"]) == {"small": b"ab"}
+    assert mine.pieces(["large", "small"]) == {}  # behind a large one, all are fetched singly
+    assert mine.pieces([]) == {} and mine.put_together({}, "s") == {}
+    assert mine.put_together({"new": b"x", "other": b"y"}, "s") == {"new": True, "other": False}
+    assert mine.pieces(["new"]) == {"new": b"x"}
+    mine.close()
+    stranger = beside.near("wrong")
+    assert stranger.pieces(["small"]) == {}
+    assert stranger.put_together({"new": b"z"}, "s") == {"new": False}
+    assert beside.pieces["new"] == b"x"
+    stranger.close()
+
+
 def test_only_a_run_that_is_known_gets_and_brings_pieces(beside: Beside) -> None:
     stranger = beside.near("wrong")
     with pytest.raises(flower.ObjectPullError):

@@ -21,6 +21,7 @@ from fedda import flower
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
 from fedda.flower import runtime_pb2 as runtime
+from fedda.flower.batches import MOST, SMALL, joined, parted
 
 from . import near
 from .filter import App, Event, Receive, Scope, Send
@@ -231,7 +232,7 @@ class RunCalls:
         path = scope["path"] if scope["type"] == "http" else ""
         name = path.removeprefix(RUNTIME)
         runs = path == RUNTIME + name and name in OF_A_RUN and scope["method"] == "POST"
-        if not runs and not path.startswith(near.PIECE):
+        if not runs and not path.startswith((near.PIECE, near.PIECES)):
             await self.app(scope, receive, send)
             return
         header = flower.TASK_TOKEN_HEADER.lower().encode()
@@ -239,6 +240,9 @@ class RunCalls:
         token = tokens[0].decode("latin-1") if len(tokens) == 1 else ""
         body = await read(receive)
         if body is None:
+            return
+        if path == near.PIECES:
+            await self._together(scope, token, body, send)
             return
         if not runs:
             await self._near(scope, token, path.removeprefix(near.PIECE), body, send)
@@ -249,6 +253,22 @@ class RunCalls:
             await self.app(scope, replay(body, receive), send)
         else:
             await give(answer, send)
+
+    async def _together(self, scope: Scope, token: str, body: bytes, send: Send) -> None:
+        """Give or take several small pieces."""
+        parts, left = list(parted(body)), MOST
+        answers: list[bytes] = []
+        if scope["method"] == "PUT":
+            session = dict(scope["headers"]).get(near.SESSION.encode(), b"").decode("latin-1")
+            for name, piece in zip(parts[::2], parts[1::2], strict=True):
+                taken = await self.direct.take(token, name.decode(), session, piece)
+                answers.append(b"1" * taken)
+        else:
+            for name in parts:
+                piece = (await self.direct.piece(token, name.decode(), 0)) or b"" if left else b""
+                left = left - len(piece) if len(piece) <= min(left, SMALL) else 0
+                answers.append(piece if left else b"")
+        await give(joined(answers), send)
 
     async def _near(self, scope: Scope, token: str, name: str, body: bytes, send: Send) -> None:
         """Give or take a piece."""

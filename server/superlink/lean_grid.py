@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,8 @@ from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import flower
+from fedda.flower.batches import CALLS, SMALL
+from fedda.flower.batches import MOST as TOGETHER
 from fedda.flower.pieces import HalfSent, Piece, cut
 from fedda.ops import spawn
 
@@ -203,7 +205,7 @@ class LeanGrid(flower.HttpGrid):
             if self._held is not None:
                 self._held.forget()
             self._held = arrival
-        pull = self._patient(self._small, arrival)
+        pull, large = self._patient(self._small, arrival), self._patient(self._large, arrival)
         tree, contents, arrays = arrival.tree, arrival.contents, arrival.arrays
         levels = [[tree]]
         while len(levels) <= ARRAYS:
@@ -212,20 +214,30 @@ class LeanGrid(flower.HttpGrid):
             names = list(dict.fromkeys(t.object_id for level in levels for t in level))
             found = {name: self._seen[name] for name in names if name in self._seen}
             missing = [name for name in names if name not in found]
+            if (near := self._near) is not None:
+                # Of an array in several pieces, none is small.
+                single = [t.children[0] for t in levels[ARRAYS] if len(t.children) == 1]
+                few = [*missing, *(piece.object_id for piece in single)][:CALLS]
+                found |= self._surely(lambda: near.pieces(few))
+                missing = [name for name in missing if name not in found]
             with ThreadPoolExecutor(WORKERS) as workers:
                 found |= zip(missing, workers.map(pull, missing), strict=True)
             if len(self._seen) > KEPT_COUNT:
                 self._seen.clear()
             # A piece is named by the hash of its content; every reply has the same model layout.
-            self._seen |= {n: c for n, c in found.items() if len(c) <= KEPT_SIZE}
+            self._seen |= {n: c for n in names if len(c := found[n]) <= KEPT_SIZE}
             contents |= found
         for name in dict.fromkeys(t.object_id for t in levels[ARRAYS]):
             if name in arrays:
                 continue
             if arrival.half is None:
                 arrival.half = HalfSent(contents[name])
+
+            def piece(name: str) -> BinaryIO:
+                return io.BytesIO(contents[name]) if name in contents else large(name)
+
             left = MOST * self.sent - sum(len(_data(array)) for array in arrays.values())
-            join = partial(arrival.half.join, self._patient(self._large, arrival), left)
+            join = partial(arrival.half.join, piece, left)
             arrays[name] = self._surely(join)
             arrival.half = None
         for name in arrays:
@@ -264,6 +276,32 @@ class LeanGrid(flower.HttpGrid):
                 return do()
 
         return self._retry_invoker.invoke(once)
+
+    def _bring_all(self, pieces: Mapping[str, flower.InflatableObject], session: str) -> None:
+        """Bring pieces of requests, the small ones together if the SuperLink is beside."""
+        near, some, size = self._near, dict[str, bytes](), 0
+        wanted: dict[str, bool] = {}
+
+        def flush(near: Near) -> None:
+            nonlocal some, size
+            wanted.update(self._surely(lambda: near.put_together(some, session)))
+            some, size = {}, 0
+
+        for name, what in pieces.items():
+            if near is None or (isinstance(what, Piece) and len(what.data) > SMALL):
+                wanted[name] = self._bring(name, what, session)
+                continue
+            some[name] = what.deflate()
+            size += len(some[name])
+            if size > TOGETHER or len(some) == CALLS:
+                flush(near)
+        if near is not None:
+            flush(near)
+        # A site has pieces of earlier messages, so it may confirm a message before all of them were
+        # pushed; the SuperLink then drops the rest. If it drops a message that was not confirmed,
+        # the site counts as silent.
+        if unwanted := [name for name, each in wanted.items() if not each]:
+            log.debug("the pieces %s are not wanted any more", ", ".join(unwanted))
 
     def _bring(self, name: str, what: flower.InflatableObject, session: str) -> bool:
         """Bring a piece of a request -> whether the SuperLink took it."""
@@ -328,12 +366,7 @@ class LeanGrid(flower.HttpGrid):
             )
         )
         wanted = set(answer.objects_to_push)
-        for name in [name for name in objects if name in wanted]:
-            if not self._bring(name, objects[name], answer.session_id):
-                # A site has pieces of earlier messages, so it may confirm a message before all of
-                # them were pushed; the SuperLink then drops the rest. If it drops a message that
-                # was not confirmed, the site counts as silent.
-                log.debug("piece %s is not wanted any more", name)
+        self._bring_all({n: what for n, what in objects.items() if n in wanted}, answer.session_id)
         now = time.monotonic()
         for old in [i for i, asked in self._asked.items() if asked.ends < now]:
             self._close(old)

@@ -18,9 +18,14 @@ from urllib.parse import quote
 import httpx
 
 from fedda import flower
+from fedda.flower.batches import joined, parted
 from fedda.ops.spawn import NEAR_AT
 
 PIECE = "/near/piece/"  # then a piece's name: GET fetches it, PUT brings it
+# The same for several small pieces at once: POST has their names, PUT each name and its piece. An
+# answer has as many parts: pieces, empty where one is not there or not small, or whether one was
+# wanted.
+PIECES = "/near/pieces"
 SESSION = "x-fedda-session"  # in which the SuperLink awaits a piece
 PATIENCE_S = 30.0  # without an answer, as Flower's own client waits
 GONE, NOT_YET = 404, 202  # the status of a piece that will not come, and of one on its way
@@ -80,13 +85,37 @@ class Near(http.client.HTTPConnection):
             ObjectPullError: it will not come.
             httpx.ReadError: the SuperLink does not answer.
         """
-        got = self._ask("GET", name)
+        got = self._ask("GET", PIECE + quote(name, safe=""))
         if got.status == http.client.OK:
             return got
         got.read()
         if got.status == NOT_YET:
             raise flower.ObjectUnavailableError(name)
         raise flower.ObjectPullError(name, "the SuperLink has none")
+
+    def pieces(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Ask for several pieces -> those that are there, and small.
+
+        Raises:
+            httpx.ReadError: the SuperLink does not answer.
+        """
+        if not names:
+            return {}
+        found = parted(self._ask("POST", PIECES, [joined(map(str.encode, names))]).read())
+        return {name: piece for name, piece in zip(names, found, strict=True) if piece}
+
+    def put_together(self, pieces: Mapping[str, bytes], session: str) -> dict[str, bool]:
+        """Bring several small pieces -> whether the SuperLink wanted each.
+
+        Raises:
+            httpx.ReadError: the SuperLink does not answer.
+        """
+        if not pieces:
+            return {}
+        body = joined(part for name, piece in pieces.items() for part in (name.encode(), piece))
+        about = {SESSION: session, "content-length": str(len(body))}
+        wanted = parted(self._ask("PUT", PIECES, [body], about).read())
+        return {name: bool(each) for name, each in zip(pieces, wanted, strict=True)}
 
     def put(self, name: str, parts: Sequence[bytes | memoryview], session: str) -> bool:
         """Bring a piece, which is made of these parts -> whether the SuperLink wanted it.
@@ -95,19 +124,19 @@ class Near(http.client.HTTPConnection):
             httpx.ReadError: the SuperLink does not answer.
         """
         about = {SESSION: session, "content-length": str(sum(map(len, parts)))}
-        got = self._ask("PUT", name, parts, about)
+        got = self._ask("PUT", PIECE + quote(name, safe=""), parts, about)
         got.read()
         return got.status == http.client.OK
 
     def _ask(
         self,
         method: str,
-        name: str,
+        path: str,
         body: Sequence[bytes | memoryview] | None = None,
         more: Mapping[str, str] = {},
     ) -> http.client.HTTPResponse:
         """Send a request -> the answer. Made twice, it does no harm."""
-        given = (method, PIECE + quote(name, safe=""), body, {**self._headers, **more})
+        given = (method, path, body, {**self._headers, **more})
         if self._last is not None and self._last.length:  # the rest of it would come first
             self.close()
         with as_httpx(), contextlib.ExitStack() as failed:
