@@ -28,7 +28,7 @@ from .filter import App, Event, Receive, Scope, Send
 from .waiting import Waiting, wanted
 
 MEDIA_TYPE = flower.PROTOBUF_MEDIA_TYPE.encode()
-GIVEN_KEPT = 1024  # replies that a run's program may ask for once more
+GIVEN_KEPT = 4096  # replies that a run's program may ask for once more
 SLICE = 2**18  # bytes of an answer that are encrypted and sent at once
 NOT_YET = proto.PullObjectResponse(object_found=True).SerializeToString()
 LARGE = 2**16  # bytes; to hash a larger piece takes long enough to be worth a thread
