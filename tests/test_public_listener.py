@@ -491,7 +491,7 @@ def test_small_pieces_cross_with_one_call_and_each_is_checked(
     path, key = "/v1/fleet/pull-objects", site.key
     assert site.line.ask(path, half, signed(key))[0] == 400
 
-    pieces = [ArrayChunk(b"a").deflate(), ArrayChunk(b"b").deflate()]
+    pieces = [ArrayChunk(memoryview(b)).deflate() for b in (b"a", b"b")]
     _, answer = site.push(site.reply_to(message), pieces)
     about = {"node": site.node, "run_id": run, "session_id": answer.session_id}
     unwanted, *calls = (
