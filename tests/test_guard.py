@@ -30,7 +30,7 @@ from fedda.flower import (
     public_key_to_bytes,
     sign_message,
 )
-from fedda.flower.batches import CALLS, SMALL, Batch, parted
+from fedda.flower.batches import CALLS, SMALL, CallBatch, parted
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
@@ -458,19 +458,19 @@ def test_only_small_pieces_are_given_together(sizes: list[int], given: list[int]
     calls.book.check_fetch = lambda node_id, request: None  # type: ignore[method-assign]
     calls.book.fetched = lambda node_id, request, size: noted.append(int(request.object_id))  # type: ignore[method-assign]
     asked = [message_pb2.PullObjectRequest(object_id=str(n)) for n in range(len(sizes))]
-    body = asyncio.run(calls._together(7, Batch(message_pb2.PullObjectRequest, asked)))
+    body = asyncio.run(calls._together(7, CallBatch(message_pb2.PullObjectRequest, asked)))
     found = [message_pb2.PullObjectResponse.FromString(part) for part in parted(body)]
     assert [each.object_available for each in found] == given
     assert noted == [n for n, there in enumerate(given) if there]
     assert all(each.object_found for each in found)
     with pytest.raises(RefusedCall, match="too many"):
-        asyncio.run(calls._together(7, Batch(message_pb2.PullObjectRequest, asked * CALLS)))
+        asyncio.run(calls._together(7, CallBatch(message_pb2.PullObjectRequest, asked * CALLS)))
 
 
 @pytest.mark.parametrize("body", [b"x", b"\0\0\0\2x", b"\0\0\0\1xy", b"\xff" * 8])
 def test_a_batch_that_ends_in_a_message_is_refused(body: bytes) -> None:
     with pytest.raises(DecodeError):
-        Batch(message_pb2.PullObjectRequest).ParseFromString(body)
+        CallBatch(message_pb2.PullObjectRequest).ParseFromString(body)
 
 
 @pytest.mark.parametrize("case", ["handed", "nothing", "gone", "failed", "not asked"])

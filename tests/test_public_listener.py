@@ -35,7 +35,7 @@ from fedda.flower import (
     sign_message,
 )
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import Batch, parted
+from fedda.flower.batches import CallBatch, parted
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
@@ -478,7 +478,7 @@ def test_small_pieces_cross_with_one_call_and_each_is_checked(
     others = proto.PullObjectRequest(node=node_pb2.Node(node_id=hub.id_of("a")), run_id=run)
 
     def fetch(*calls: proto.PullObjectRequest) -> tuple[int, list[bool]]:
-        status, body = site.ask("pull-objects", Batch(type(handed), calls))
+        status, body = site.ask("pull-objects", CallBatch(type(handed), calls))
         parts = parted(body) if status == 200 else ()
         found = [proto.PullObjectResponse.FromString(part) for part in parts]
         return status, [each.object_available for each in found]
@@ -487,7 +487,7 @@ def test_small_pieces_cross_with_one_call_and_each_is_checked(
     assert fetch(handed, handed) == (200, [True, True])
     assert fetch(handed, strange)[0] == fetch(strange)[0] == 403
     assert fetch(handed, others)[0] == fetch(others)[0] == 401
-    half = Batch(type(handed), [handed]).SerializeToString()[:-1]
+    half = CallBatch(type(handed), [handed]).SerializeToString()[:-1]
     path, key = "/v1/fleet/pull-objects", site.key
     assert site.line.ask(path, half, signed(key))[0] == 400
 
@@ -498,8 +498,8 @@ def test_small_pieces_cross_with_one_call_and_each_is_checked(
         proto.PushObjectRequest(**about, object_id=sha256(piece).hexdigest(), object_content=piece)
         for piece in (b"unwanted", *pieces)
     )
-    assert site.ask("push-objects", Batch(type(unwanted), [unwanted, *calls]))[0] == 403
-    status, body = site.ask("push-objects", Batch(type(unwanted), calls))
+    assert site.ask("push-objects", CallBatch(type(unwanted), [unwanted, *calls]))[0] == 403
+    status, body = site.ask("push-objects", CallBatch(type(unwanted), calls))
     assert status == 200
     assert all(proto.PushObjectResponse.FromString(part).stored for part in parted(body))
 

@@ -22,7 +22,7 @@ from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import CALLS, MOST, SMALL, Batch
+from fedda.flower.batches import CALLS, MOST, SMALL, CallBatch
 from fedda.flower.pieces import HalfSent, cut
 from fedda.ops.refusal import OFFERS
 
@@ -252,15 +252,15 @@ class Fleet:
 
         unary: Any = self._client._unary_unary
 
-        def call(batch: Batch) -> Any:
+        def call(batch: CallBatch) -> Any:
             return unary(
                 path=f"/v1/fleet/{what.lower()}-objects",
                 rpc_method=f"/flwr.proto.Fleet/{what}Objects",
                 request=batch,
-                response_type=lambda: Batch(kind),
+                response_type=lambda: CallBatch(kind),
             )
 
-        return insist(call, Batch(type(requests[0]), requests)).messages
+        return insist(call, CallBatch(type(requests[0]), requests)).messages
 
     def close(self) -> None:
         """End the session, so that the server does not wait for this node until it times out."""

@@ -36,7 +36,7 @@ def parted(body: bytes) -> Iterator[bytes]:
         left = left[size:]
 
 
-class Batch:
+class CallBatch:
     """Messages of one kind of protobuf, with as much of its interface as a call needs."""
 
     def __init__(self, kind: Any, messages: Iterable[Any] = ()) -> None:

@@ -16,7 +16,7 @@ from fedda import __version__
 from fedda.flower import PROTOBUF_REQUEST_TYPES, SendNodeHeartbeatRequest, fab_pb2, run_pb2
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import CALLS, MOST, SMALL, Batch, joined
+from fedda.flower.batches import CALLS, MOST, SMALL, CallBatch, joined
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
@@ -38,7 +38,12 @@ LARGEST_OTHER = 2**14
 AT_ONCE = 8  # requests of one site that are served at the same time; the others wait
 # What a SuperNode needs to know of a run. The rest is the operator's: for one, paths in settings.
 OF_A_RUN = ("run_id", "fab_id", "fab_version", "fab_hash", "primary_task_type")
-NO_CONTENT = proto.PullObjectResponse(object_found=True, object_available=True).ByteSize()
+NO_CONTENT, SMALL_CONTENT = (
+    proto.PullObjectResponse(
+        object_found=True, object_available=True, object_content=bytes(size)
+    ).ByteSize()
+    for size in (0, SMALL)
+)
 
 Who = Callable[[list[tuple[bytes, bytes]]], Caller | Unwelcome]
 
@@ -100,7 +105,7 @@ class SiteCalls:
             if body is None:
                 return
             batch = BATCHES.get(name)
-            request = Batch(batch) if batch else PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
+            request = CallBatch(batch) if batch else PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
             try:
                 request.ParseFromString(body)
             except DecodeError:
@@ -207,7 +212,7 @@ class SiteCalls:
                 if self.present is not None:
                     self.present.left(node_id)
                 await self._do(request, scope, receive, send)
-            case Batch():
+            case CallBatch():
                 await answer.give(await self._together(node_id, request))
             case fab_pb2.GetFabRequest():
                 book.check_run(node_id, request.run_id)
@@ -215,7 +220,7 @@ class SiteCalls:
             case _:
                 await self._do(request, scope, receive, send)
 
-    async def _together(self, node_id: int, batch: Batch) -> bytes:
+    async def _together(self, node_id: int, batch: CallBatch) -> bytes:
         """Answer several calls about small pieces; those that are not small are put off."""
         if self.direct is None:
             raise RefusedCall(404, "no calls together, where signatures are not checked")
@@ -233,7 +238,7 @@ class SiteCalls:
             if body is None:
                 raise RefusedCall(403, "this run is over")
             if fetches and len(body) > NO_CONTENT:
-                if len(body) > min(left, SMALL + NO_CONTENT):
+                if len(body) > min(left, SMALL_CONTENT):
                     body, left = NOT_YET, 0
                 else:
                     left -= len(body)
@@ -330,7 +335,7 @@ def _once(send: Send) -> Send:
 
 def _node_id(request: Any) -> int:
     """The node that a request says it comes from; 0 if it says none, or several."""
-    if isinstance(request, Batch):
+    if isinstance(request, CallBatch):
         nodes = {_node_id(each) for each in request.messages}
         return nodes.pop() if len(nodes) == 1 else 0
     return request.node.node_id if hasattr(request, "node") else getattr(request, "node_id", 0)
