@@ -153,7 +153,8 @@ class Fleet:
         )
         names = [piece.object_id for piece in flower.iterate_object_tree(tree)]
         contents = {name: self._seen[name] for name in names if name in self._seen}
-        contents |= self._fetch_small(tree, {*names} - {*contents}, run_id)
+        if self._is_fedda:
+            contents |= self._fetch_small(tree, {*names} - {*contents}, run_id)
         try:
             contents |= flower.pull_objects(
                 [name for name in names if name not in contents],
@@ -200,7 +201,8 @@ class Fleet:
                 partial(insist, self._client.PushObject), self._node, run_id, answer.session_id
             )
             pieces, wanted = flower.get_all_nested_objects(reply), set(answer.objects_to_push)
-            wanted -= self._bring_small(pieces, wanted, run_id, answer.session_id)
+            if self._is_fedda:
+                wanted -= self._bring_small(pieces, wanted, run_id, answer.session_id)
             try:
                 flower.push_objects(pieces, push, object_ids_to_push=wanted)
             except flower.ObjectPushError as error:
@@ -246,10 +248,9 @@ class Fleet:
         return {each.object_id for each, _ in zip(brought, answers, strict=False)}
 
     def _together(self, what: str, requests: list[Any], kind: Any) -> list[Any]:
-        """Make several calls at once -> their answers; none if this server is not fedda's."""
-        if not self._is_fedda or len(requests) < 2:
+        """Make several calls at once -> their answers; none if there is but one."""
+        if len(requests) < 2:
             return []
-
         unary: Any = self._client._unary_unary
 
         def call(batch: CallBatch) -> Any:

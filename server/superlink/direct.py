@@ -232,7 +232,7 @@ class RunCalls:
         path = scope["path"] if scope["type"] == "http" else ""
         name = path.removeprefix(RUNTIME)
         runs = path == RUNTIME + name and name in OF_A_RUN and scope["method"] == "POST"
-        if not runs and not path.startswith((near.PIECE, near.PIECES)):
+        if not runs and path != near.PIECES and not path.startswith(near.PIECE):
             await self.app(scope, receive, send)
             return
         header = flower.TASK_TOKEN_HEADER.lower().encode()

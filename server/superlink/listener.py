@@ -93,8 +93,8 @@ class Listener(socket.socket):
             why = f"there may be {self.limits.in_all} in all; --connections, or the system's limit "
             why += "of open files,"
         return [
-            f"{new} connection{'s' * (new > 1)} of sites closed at once, the last from {address}: "
-            f"{why} allows more"
+            f"{new} connection{'s were' if new > 1 else ' was'} closed at once, the last from "
+            f"{address}: {why} allows more"
         ]
 
     def _leave(self, group: str) -> None:
