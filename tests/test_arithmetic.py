@@ -2,13 +2,15 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fedda
 from fedda import models, plugins
 from fedda.config import ModelConfig, TrainConfig
 from fedda.models import Arithmetic, inputs_of
@@ -16,7 +18,7 @@ from fedda.train import Paced, make_optimizer, paced
 from tests.local_grid import SETTINGS, Node, run
 
 SHAPE = (1, 8, 8)
-FAST: dict[str, Any] = {"train.precision": "bfloat16", "train.channels-last": True}
+FAST: dict[str, Any] = {"train.precision": "bfloat16", "train.layout": "channels-last"}
 FEW: dict[str, Any] = {"train.accumulate": 2, "train.clip": 1.0, "rounds": 2}
 
 
@@ -69,7 +71,7 @@ def test_what_is_not_differentiated_is_in_float32() -> None:
 
 
 def test_channels_last_keeps_values_and_names() -> None:
-    last, usual = network(Arithmetic(channels_last=True)), network()
+    last, usual = network(Arithmetic(layout="channels-last")), network()
     weight = next(last.encoder.parameters())
     assert weight.is_contiguous(memory_format=torch.channels_last)
     for (name, a), (other, b) in zip(
@@ -77,6 +79,60 @@ def test_channels_last_keeps_values_and_names() -> None:
     ):
         assert name == other and (a == b).all()
     torch.testing.assert_close(gradient(last), gradient(usual), rtol=1e-3, atol=1e-4)
+
+
+def test_predictions_have_the_same_values_in_either_layout() -> None:
+    first, last = network(), network(Arithmetic(layout="channels-last"))
+    p, q = models.predict(first, images()), models.predict(last, images())
+    assert not torch.equal(p, torch.full_like(p, 0.25))
+    torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+
+
+def test_a_site_lays_images_out_as_is_faster_on_its_device() -> None:
+    ours, foreign = ModelConfig(name="resnet18"), ModelConfig(name="of-another-package")
+    assert models.layout_of(ours) == "auto"
+    assert models.layout_of(foreign) == "channels-first"
+    assert models.layout_of(foreign, "channels-last") == "channels-last"
+    seen: list[bool] = []
+
+    def encoder(x: Tensor) -> Tensor:
+        seen.append(x.is_contiguous(memory_format=torch.channels_last))
+        return x
+
+    x = torch.rand(2, 3, 4, 4)
+    for device in ("cpu", "meta"):  # meta stands for a GPU
+        Arithmetic(layout="auto")(cast(nn.Module, encoder), x.to(device))
+    with torch.no_grad():
+        Arithmetic(layout="auto")(cast(nn.Module, encoder), x)
+    assert seen == [True, False, True]
+
+
+class Viewing(nn.Module):
+    """A network whose `view` fails where channels are last, as networks of users often have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.conv(x)
+        return z.view(len(z), -1)
+
+
+def test_a_network_of_a_user_that_needs_channels_first_trains(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="view"):
+        Arithmetic(layout="channels-last")(Viewing(), torch.rand(2, 3, 8, 8))
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, (12, 3, 8, 8), dtype=np.uint8), np.arange(12) % 2
+    run = fedda.simulate(
+        {"a": (x, y), "b": (x, None)},
+        target="b",
+        network=lambda shape: Viewing(),
+        rounds=1,
+        dir=tmp_path / "run",
+        quiet=True,
+    )
+    assert len(run.model.predict(x)) == 12
 
 
 class Uncompiled(RuntimeError):

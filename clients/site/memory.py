@@ -369,7 +369,7 @@ class Site:
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""
-        computed = (task.train.precision, task.train.channels_last)
+        computed = (task.train.precision, task.train.layout)
         key = (task.training, task.model, task.dims, task.names, task.options, computed)
         if key not in self._workspaces:
             self._workspaces = {key: Workspace(self, task)}
@@ -462,7 +462,8 @@ class Workspace:
         made = models.blank(task.model, task.dims, task.classes, extension)
         made.attach(self._site.frozen.part(task)).to(self._site.device)
         train, compiled = task.train, self._site.compiled
-        made.compute(models.Arithmetic(train.precision, train.channels_last, compiled))
+        layout = models.layout_of(task.model, train.layout)
+        made.compute(models.Arithmetic(train.precision, layout, compiled))
         return made
 
     def hold(self, name: str, make: Callable[[], T]) -> T:

@@ -49,6 +49,8 @@ class Loop(ABC):
         self.data = {name: site.training(Inputs(shape)) for name, site in self.sites.items()}
         self.tests = self.sites[self.target].evaluation(Inputs(shape), classes)
         self.model = models.build(config.model, shape, len(classes), seed)
+        layout = models.layout_of(config.model, config.train.layout)
+        self.model.compute(models.Arithmetic(layout=layout))
         most = max(offer["examples"] for offer in offers.values())
         steps = -(-most / config.train.batch_size // config.train.rounds_per_epoch)
         self.steps = int(max(1, steps))

@@ -77,6 +77,7 @@ def plain(config: RunConfig, source: Path) -> None:
     with np.load(source) as file:
         x, y = torch.from_numpy(file["x_train"])[:, None], torch.from_numpy(file["y_train"])
     model = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0)
+    model.compute(model.arithmetic)  # its weights in the layout that sites have, too
     seed = seed_for(0, SOURCE)
     blocks = torch.arange(len(x)).tensor_split(len(x) // IMAGES_HIDE)  # a site's are as large
     for server_round in range(1, config.rounds + 1):

@@ -107,7 +107,7 @@ WHOLE: Flat = {
     "train.lr": 0.002,  # that of new layers is ten times as high
     "train.lr-end": 0.0002,
     "train.momentum": 0.9,
-    "train.channels-last": True,
+    "train.layout": "channels-last",
 }
 TUNED = [
     *(Variant(v.method, settings=WHOLE, label=f"{v.label}, all learns") for v in FIRST),

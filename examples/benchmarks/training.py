@@ -70,7 +70,7 @@ def configure(
         "model.name": args.network,
         "train.batch-size": args.batch,
         "train.precision": precision,
-        "train.channels-last": args.channels_last,
+        "train.layout": args.layout,
         **{f"model.{key}": value for key, value in (model or {}).items()},
     }
     return RunConfig.parse(flat)
@@ -111,8 +111,9 @@ def plain_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callab
     model = models.build(config.model, (3, args.size, args.size), CLASSES, 0).to(device)
     low = config.train.precision == "bfloat16"
     blocks = torch.arange(len(x)).tensor_split(max(1, len(x) // IMAGES_HIDE))
-    layout = torch.channels_last if args.channels_last else torch.contiguous_format
-    model.encoder.to(memory_format=layout)  # type: ignore[call-overload]
+    model.compute(models.Arithmetic(layout=args.layout))
+    last = args.layout == "channels-last"
+    layout = torch.channels_last if last else torch.contiguous_format
 
     def train() -> None:
         optimizer = make_optimizer(model.groups(config.train.lr), config.train, config.train.lr)
@@ -208,7 +209,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument(
+        "--layout", choices=("channels-first", "channels-last"), default="channels-first"
+    )
     parser.add_argument(
         "--frozen", default="efficientnet-lite0", help="a network with packaged weights, or none"
     )

@@ -5,7 +5,7 @@ blank(config, shape, classes, extension)         the same without weights, to be
 Extension                                        the layers that a method adds to a model
 backbone(config, shape), frozen(config)          the part that stays as pretrained, if there is one
 inputs(input, model)                             the shape of images that the weights were made for
-Arithmetic                  in which precision and layout a model trains, and whether compiled
+Arithmetic, layout_of       in which precision and layout a model trains, and whether compiled
 to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
 save, load, describe        a finished model as a safetensors file that explains itself
 predict(model, x, batch)    class probabilities
@@ -27,7 +27,16 @@ from .modes import (
     inputs_of,
     own_statistics,
 )
-from .networks import Model, as_inputs, blank, build, parameter_count, predict, to_device
+from .networks import (
+    Model,
+    as_inputs,
+    blank,
+    build,
+    layout_of,
+    parameter_count,
+    predict,
+    to_device,
+)
 from .ready import has_weights, inputs
 from .saved import Meta, describe, load, save
 from .weight_norm import weight_normed
@@ -54,6 +63,7 @@ __all__ = [
     "inputs",
     "inputs_of",
     "is_file",
+    "layout_of",
     "load",
     "load_arrays",
     "own_statistics",

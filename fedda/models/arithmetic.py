@@ -1,8 +1,9 @@
 """How a network computes while it trains: in which precision, in which layout, compiled or not.
 
-Only a pass that is differentiated follows these settings. Votes of teachers, statistics, tests and
-predictions always run in float32, as do losses and discriminators: the features that an encoder
-gives are float32 again. Parameters, optimizer and BatchNorm's statistics are float32 throughout.
+Precision and compilation are for passes that are differentiated. Votes of teachers, statistics,
+tests and predictions always run in float32, as do losses and discriminators: the features that an
+encoder gives are float32 again. Parameters, optimizer and BatchNorm's statistics are float32
+throughout. The layout is for all passes; it changes nothing but how sums are rounded.
 """
 
 import logging
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 logger = logging.getLogger("fedda.site")
 
 Precision = Literal["float32", "bfloat16"]
+Layout = Literal["auto", "channels-first", "channels-last"]
 
 
 class Arithmetic:
@@ -21,7 +23,7 @@ class Arithmetic:
 
     Args:
         precision: of the products in the encoder's layers; `bfloat16` is torch.autocast.
-        channels_last: whether images are laid out as (N, H, W, C) in memory.
+        layout: of images in memory; `auto` is channels-last, (N, H, W, C), on a processor.
         compiled: whether torch.compile makes a faster program of the encoder. Where it cannot, a
             warning says why, and the encoder runs as it is.
     """
@@ -29,30 +31,34 @@ class Arithmetic:
     def __init__(
         self,
         precision: Precision = "float32",
-        channels_last: bool = False,
+        layout: Layout = "channels-first",
         compiled: bool = False,
     ) -> None:
         self.precision = precision
-        self.channels_last = channels_last
+        self.layout = layout
         self.compiled = compiled
         self._program: Any = None
 
     def prepare(self, module: nn.Module) -> None:
         """Lay out an encoder's weights in memory; their values do not change."""
-        if self.channels_last:
+        weights = next(module.parameters(), None)
+        if weights is not None and self._is_last(weights.device):
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def __call__(self, encoder: nn.Module, x: Tensor) -> Tensor:
         """Features of inputs -> (N, d), float32."""
+        if x.dim() == 4 and self._is_last(x.device):
+            x = x.contiguous(memory_format=torch.channels_last)
         if not torch.is_grad_enabled():
             return encoder(x)
-        if self.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
         if self.precision == "float32":
             return self._run(encoder, x)
         with torch.autocast(x.device.type, torch.bfloat16):
             z = self._run(encoder, x)
         return z.float()
+
+    def _is_last(self, device: torch.device) -> bool:
+        return self.layout == "channels-last" or (self.layout == "auto" and device.type == "cpu")
 
     def _run(self, encoder: nn.Module, x: Tensor) -> Tensor:
         # A compiled program does not call hooks that come later, such as those of `inputs_of`.

@@ -68,7 +68,10 @@ class Backbone(nn.Module):
         return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.front(self.normalise(x))
+        x = self.normalise(x)
+        if x.device.type == "cpu":  # faster there
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.front(x).contiguous()
 
     def digest(self) -> str:
         """A hash of the weights and their names; sites with equal ones compute the same."""

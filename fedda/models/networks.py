@@ -21,7 +21,7 @@ from fedda.config import NETWORKS, NEW_LAYERS, PRETRAINED, TIMM, ModelConfig
 from fedda.errors import ModelError
 from fedda.train import seed_for
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, Layout
 from .backbone import Backbone, Normalise, frozen, outputs
 from .encoders import encoder as small
 from .extension import Extension
@@ -67,7 +67,7 @@ class Model(nn.Module):
         self.extension: Extension | None = None
         names = [name for name, _ in self.named_parameters()]
         self.fresh = frozenset(n for n in names if n.startswith(("head.", "encoder.bottleneck.")))
-        self.arithmetic = Arithmetic()
+        self.arithmetic = Arithmetic()  # `_assemble` gives it the network's layout
         self._frozen: tuple[Backbone, ...] = ()  # in a tuple, torch does not count it as a part
 
     @property
@@ -98,7 +98,7 @@ class Model(nn.Module):
         return self.arithmetic(self.encoder, x)
 
     def compute(self, arithmetic: Arithmetic) -> None:
-        """Train in another precision, in another layout, or compiled."""
+        """Compute in another precision, in another layout, or compiled."""
         self.arithmetic = arithmetic
         arithmetic.prepare(self.encoder)
 
@@ -182,6 +182,15 @@ def blank(
     return model
 
 
+def layout_of(config: ModelConfig, asked: Layout = "auto") -> Layout:
+    """The layout of a network's images; `auto` leaves networks of other packages channels-first.
+
+    In those, a `view` of what a convolution gives is common, and fails where channels are last.
+    """
+    known = config.name in NETWORKS or has_weights(config.name)
+    return asked if known or asked != "auto" else "channels-first"
+
+
 def parameter_count(model: nn.Module) -> int:
     """How many parameters a model has; BatchNorm's running statistics do not count."""
     return sum(p.numel() for p in model.parameters())
@@ -238,6 +247,7 @@ def _assemble(
             encoder.add_module("bottleneck", _bottleneck(config, width))
         head = nn.Linear(config.bottleneck or width, classes)
         model = Model(encoder, head, normalise, _learns_pretrained(config))
+        model.arithmetic = Arithmetic(layout=layout_of(config))
     if weights and not frozen(config):
         fill(network, None if config.bottleneck else head, config, shape[1:], fetch=True)
     if config.norm == "group":
