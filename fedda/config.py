@@ -202,8 +202,8 @@ class TrainConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     """of the encoder's products in training; weights, losses, votes and tests stay in float32"""
     layout: Literal["auto", "channels-first", "channels-last"] = "auto"
-    """of images in memory; auto: channels-last, (N, H, W, C), on a processor, where networks of fedda,
-    torchvision and timm are faster with it; others are given channels-first"""
+    """of images in memory; auto: channels-last, (N, H, W, C), on a processor, where the networks of
+    fedda, torchvision and timm are faster with it; else channels-first"""
     augment: str = Field(default="none", pattern=r"^[\w.:, -]{1,200}$")
     """random changes of the images that are trained on: none, flip-crop (shift, mirror), digits
     (turn, shift, scale), photo (cut out, mirror, recolour), those that an installed package adds,

@@ -11,8 +11,7 @@ has to be saved.
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field, fields
-from dataclasses import replace as replace_fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,7 @@ def write(folder: Path, state: State) -> None:
     # By number, as the name of a memory and the names of its arrays may both contain a slash.
     for place, packed in enumerate(state.arrays.values()):
         flat |= {f"memory/{place}/{n}": a for n, a in packed.raw().items()}
-    held = replace_fields(state, model={}, arrays={})
-    facts = {k: v for k, v in asdict(held).items() if k not in ("model", "arrays")}
+    facts = {k: v for k, v in vars(state).items() if k not in ("model", "arrays")}
     facts["layouts"] = {name: packed.manifest.text for name, packed in state.arrays.items()}
     # The arrays are written first, to a file named after their round. The JSON file, replaced last,
     # names that file, so a crash in between leaves the previous checkpoint valid.
@@ -76,7 +74,7 @@ def write(folder: Path, state: State) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         facts["digest"] = _write_arrays(folder / facts["arrays"], flat)
-        replace(folder / FACTS, json.dumps(facts, indent=1).encode())
+        replace(folder / FACTS, json.dumps(facts).encode())
     except OSError as error:
         raise RunError(
             f"The checkpoint of round {state.round} cannot be written to {folder} ({error}); the "

@@ -33,8 +33,11 @@ ADAPTED = ".model.safetensors"  # how the names of adapted models end
 REFINED = ".refined.safetensors"  # and those of refined ones
 TRAINING = "*.*-*"  # how names of trainings look, RUN.METHOD-SEED; other files are somebody else's
 # What trainings leave: states and models, heads, and notes.
-LEFT = ("{}.*.safetensors", "models/{}/*.safetensors")
-LEFT += tuple(f"notes/{{}}/*.{kind}" for kind in ("npz", "json", "png"))
+LEFT = {
+    "{}.*": (".safetensors",),
+    "models/{}/*": (".safetensors",),
+    "notes/{}/*": (".npz", ".json", ".png"),
+}
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
 
 
@@ -193,8 +196,14 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
         return
     folder, own = site.state_dir / site.name, task.training
     left, mine = [], 0
-    patterns = [pattern.format(trainings(site)) for pattern in LEFT]
-    found = (each for p in patterns for each in glob.iglob(p, root_dir=folder, include_hidden=True))
+    found = (
+        each
+        for pattern, kinds in LEFT.items()
+        for each in glob.iglob(
+            pattern.format(trainings(site)), root_dir=folder, include_hidden=True
+        )
+        if each.endswith(kinds)
+    )
     for path in map(folder.joinpath, found):
         beside = path.parent == folder
         if not (path.name.startswith(f"{own}.") if beside else path.parent.name == own):
