@@ -104,6 +104,9 @@ def test_growth_by_hand(load: Any) -> None:
     assert (found["first_mb"], found["last_mb"]) == (112.5, 187.5)
     assert found["growth"] == 66.67 and found["per_1000"] == 44.44
     assert (found["first_files"], found["last_files"]) == (5, 5)
+    still = found | {"growth": -1.0}
+    assert soak.beyond({"superlink": found, "client": still, "run": still}, 66.0) == ["superlink"]
+    assert not soak.beyond({"superlink": found, "client": still, "run": still}, 67.0)
 
 
 def test_liars_of_one_run_do_not_lie_in_the_next(

@@ -45,6 +45,7 @@ import scale
 
 Sample = tuple[float, processes.Usage]
 REAL = "source-real"
+PROCESSES = ("superlink", "client", "run")
 
 
 class Sampler:
@@ -92,6 +93,11 @@ def grown(samples: list[Sample], rounds: int) -> dict[str, float]:
     }
 
 
+def beyond(figures: dict[str, Any], most: float) -> list[str]:
+    """The processes whose memory grew by more than so many percent."""
+    return [name for name in PROCESSES if figures[name]["growth"] > most]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -102,6 +108,9 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2, help="runs that do not count")
     parser.add_argument("--mb", type=float, default=0.1, help="size of the model")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two samples")
+    parser.add_argument(
+        "--most", type=float, help="growth in percent beyond which this exits with 1; none: any"
+    )
     args = parser.parse_args()
     load, done, troubles = os.getloadavg()[0], 0, 0
     ends: list[Sample] = []
@@ -138,6 +147,8 @@ def main() -> None:
     figures |= {name: grown(samples, rounds) for name, samples in sampler.samples.items()}
     figures |= {"run": grown(ends, rounds), "errors": troubles, "load_before": round(load, 2)}
     print(json.dumps(figures))
+    if args.most is not None and (larger := beyond(figures, args.most)):
+        raise SystemExit(f"grown by more than {args.most:g} %: {', '.join(larger)}")
 
 
 if __name__ == "__main__":

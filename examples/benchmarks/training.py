@@ -10,7 +10,7 @@ turns, and every figure is a median over --repeats turns, as other programs dist
     ratio_float32     seconds of the site / seconds of the plain loop, in float32
     ratio_bfloat16    the same in bfloat16, the plain loop with torch.autocast around the network
     bfloat16_speedup  the site's seconds in float32 / its seconds in bfloat16
-    images_per_s      of each arm, by name
+    images_per_s      of each arm, by name; `predicted` are those of `models.predict`, in float32
 
 And with a pretrained network, --frozen, under a bottleneck (needs fedda[pretrained]):
 
@@ -136,6 +136,21 @@ def plain_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callab
     return train
 
 
+def predicting_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callable[[], None]:
+    """The classes of all images, as in a test."""
+    with np.load(path) as file:
+        x = torch.from_numpy(file["x_train"]).permute(0, 3, 1, 2).contiguous()
+    model = models.build(config.model, tuple(x.shape[1:]), CLASSES, 0).to(args.device)
+    model.compute(models.Arithmetic(layout=args.layout))
+
+    def predict() -> None:
+        start = time.perf_counter()
+        models.predict(model, x, args.batch)
+        predict.seconds = time.perf_counter() - start  # type: ignore[attr-defined]
+
+    return predict
+
+
 def frozen_figures(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What it saves to leave a pretrained network as it is, and that it costs no accuracy."""
     sized = {"images": args.frozen_images, "size": args.frozen_size, "network": args.frozen}
@@ -233,6 +248,7 @@ def main() -> None:
             config = configure(args, precision)
             arms[f"site_{precision}"] = site_arm(config, path, args)
             arms[f"plain_{precision}"] = plain_arm(config, path, args)
+        arms["predicted"] = predicting_arm(configure(args, "float32"), path, args)
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         for number in range(args.repeats + 1):
             for name, arm in arms.items():
