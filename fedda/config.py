@@ -167,6 +167,10 @@ class ModelConfig(Section):
     bottleneck alone; the rest stays as pretrained and is not sent"""
 
 
+Precision = Literal["float32", "bfloat16"]
+Layout = Literal["auto", "channels-first", "channels-last"]
+
+
 class TrainConfig(Section):
     """Local training at every site."""
 
@@ -199,9 +203,9 @@ class TrainConfig(Section):
     accumulate: int = Field(default=1, ge=1, le=1000)
     """the model moves once per so many steps, by the mean of their gradients; the last ones of a
     round may be fewer"""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     """of the encoder's products in training; weights, losses, votes and tests stay in float32"""
-    layout: Literal["auto", "channels-first", "channels-last"] = "auto"
+    layout: Layout = "auto"
     """of images in memory; auto: channels-last, (N, H, W, C), on a processor, where the networks of
     fedda, torchvision and timm are faster with it; else channels-first"""
     augment: str = Field(default="none", pattern=r"^[\w.:, -]{1,200}$")

@@ -563,6 +563,8 @@ def test_the_oldest_files_of_other_trainings_go_first_and_nothing_else(
     ]
     own = [a_file(folder / "blocks.json", 5000, 999), a_file(tmp_path / "audit.jsonl", 5000, 999)]
     kept = ("backup.safetensors", "notes/old.fedavg-0/what-we-saw.txt", "notes/backup/last.npz")
+    kept += ("our.resnet-18.safetensors", "our.plan-2.json", "models/old.feddadil-0/about.json")
+    kept += ("notes/old.fedavg-0/ours.safetensors",)
     own += [a_file(folder / name, 5000, 999) for name in kept]
     state.make_room(site, task, 0.0015)  # room for two of the others
     assert [path.exists() for path in others] == [False, False, True, True]

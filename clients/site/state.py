@@ -32,10 +32,10 @@ NETWORKS = 4  # files of networks that come once; each has the size of a model
 ADAPTED = ".model.safetensors"  # how the names of adapted models end
 REFINED = ".refined.safetensors"  # and those of refined ones
 TRAINING = "*.*-*"  # how names of trainings look, RUN.METHOD-SEED; other files are somebody else's
-# What trainings leave: states and models, heads, and notes.
+# What trainings leave, and how its names end: states and models, heads, and notes.
 LEFT = {
-    "{}.*": (".safetensors",),
-    "models/{}/*": (".safetensors",),
+    "{}.*.safetensors": "",
+    "models/{}/*.safetensors": "",
     "notes/{}/*": (".npz", ".json", ".png"),
 }
 OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name further kinds
@@ -195,14 +195,12 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     if site.state_dir is None:
         return
     folder, own = site.state_dir / site.name, task.training
-    left, mine = [], 0
+    left, mine, names = [], 0, trainings(site)
     found = (
         each
-        for pattern, kinds in LEFT.items()
-        for each in glob.iglob(
-            pattern.format(trainings(site)), root_dir=folder, include_hidden=True
-        )
-        if each.endswith(kinds)
+        for pattern, ends in LEFT.items()
+        for each in glob.iglob(pattern.format(names), root_dir=folder, include_hidden=True)
+        if each.endswith(ends)
     )
     for path in map(folder.joinpath, found):
         beside = path.parent == folder

@@ -7,15 +7,14 @@ throughout. The layout is for all passes; it changes nothing but how sums are ro
 """
 
 import logging
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-logger = logging.getLogger("fedda.site")
+from fedda.config import Layout, Precision
 
-Precision = Literal["float32", "bfloat16"]
-Layout = Literal["auto", "channels-first", "channels-last"]
+logger = logging.getLogger("fedda.site")
 
 
 class Arithmetic:

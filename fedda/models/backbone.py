@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedda.config import ModelConfig
 
+from .arithmetic import Arithmetic
 from .ready import cut, ready
 from .weights import fill
 
@@ -60,6 +61,7 @@ class Backbone(nn.Module):
         self.normalise = normalise
         self.front = front
         self.shape = shape
+        self.arithmetic = Arithmetic(layout="auto")
         self.requires_grad_(False)
         self.train(False)
 
@@ -68,10 +70,7 @@ class Backbone(nn.Module):
         return super().train(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.normalise(x)
-        if x.device.type == "cpu":  # faster there
-            x = x.contiguous(memory_format=torch.channels_last)
-        return self.front(x).contiguous()
+        return self.arithmetic(self.front, self.normalise(x)).contiguous()
 
     def digest(self) -> str:
         """A hash of the weights and their names; sites with equal ones compute the same."""

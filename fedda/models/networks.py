@@ -17,11 +17,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fedda.config import NETWORKS, NEW_LAYERS, PRETRAINED, TIMM, ModelConfig
+from fedda.config import NETWORKS, NEW_LAYERS, PRETRAINED, TIMM, Layout, ModelConfig
 from fedda.errors import ModelError
 from fedda.train import seed_for
 
-from .arithmetic import Arithmetic, Layout
+from .arithmetic import Arithmetic
 from .backbone import Backbone, Normalise, frozen, outputs
 from .encoders import encoder as small
 from .extension import Extension
