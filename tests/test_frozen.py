@@ -191,6 +191,25 @@ def test_impossible_settings_are_refused(given: dict[str, Any], sentence: str) -
         models.build(config(**given), IMAGES, 3, seed=0)
 
 
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "test_mambaout"])
+def test_networks_of_timm_may_have_layers_after_the_pooling(name: str) -> None:
+    """timm's `num_features` does not count those, and is not their number of features."""
+    own = config(name=f"timm:{name}", weights="none", train="all")
+    assert models.build(own, (3, 64, 64), 5, seed=0)(images(2, (3, 64, 64))).shape == (2, 5)
+
+
+def test_a_network_of_timm_that_gives_no_features_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = config(name="timm:resnet10t", weights="none", train="all")
+    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 3))
+    with pytest.raises(ModelError, match=r"resnet10t gives an array of shape \(4, 62, 62\)"):
+        models.build(own, (3, 64, 64), 5, seed=0)
+    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 99))
+    with pytest.raises(ModelError, match=r"cannot make resnet10t for images of 80 x 80 pixels"):
+        models.build(own, (3, 80, 80), 5, seed=0)
+
+
 def test_a_run_may_name_a_network_of_timm_and_crop_to_its_size() -> None:
     own = {"model.name": VIT, "model.weights": "default", "input.resize": "crop"}
     chosen = RunConfig.parse(own)

@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedda.config import PRETRAINED, TIMM, InputConfig, ModelConfig
@@ -139,8 +140,29 @@ def _lite0() -> Ready:
 
 def _of_timm(name: str, size: tuple[int, ...]) -> Ready:
     about = _timm_settings(name)
-    network = create_timm(name, size)
-    return Ready(network, network.num_features, about["mean"], about["std"])
+    width = _timm_width(name, size)
+    return Ready(create_timm(name, size), width, about["mean"], about["std"])
+
+
+@cache
+def _timm_width(name: str, size: tuple[int, ...]) -> int:
+    """How many features a network of timm gives, found without its weights.
+
+    timm's own `num_features` counts the channels before the pooling, after which VGG, MobileNetV3
+    and others have another layer.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.no_grad():
+        network = create_timm(name, size).eval()
+        try:
+            given = tuple(network(torch.empty(2, 3, *size)).shape)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise _unfit(name, size, error) from error
+    if len(given) != 2:
+        raise ModelError(
+            f"timm's {name} gives an array of shape {given[1:]} for an image, not a vector of "
+            "features; choose another network."
+        )
+    return given[1]
 
 
 def _timm_settings(name: str) -> dict[str, Any]:
@@ -174,10 +196,14 @@ def create_timm(name: str, size: tuple[int, ...], **weights: Any) -> Any:
         except TypeError:  # most networks that are not transformers take any size
             return timm.create_model(name, num_classes=0, **weights)
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        raise ModelError(
-            f"timm cannot make {name} for images of {size[0]} x {size[1]} pixels "
-            f"({first_line(error)}); set input.size to another size, or choose another network."
-        ) from error
+        raise _unfit(name, size, error) from error
+
+
+def _unfit(name: str, size: tuple[int, ...], error: Exception) -> ModelError:
+    return ModelError(
+        f"timm cannot make {name} for images of {size[0]} x {size[1]} pixels "
+        f"({first_line(error)}); set input.size to another size, or choose another network."
+    )
 
 
 @contextmanager
