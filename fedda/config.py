@@ -206,8 +206,8 @@ class TrainConfig(Section):
     precision: Precision = "float32"
     """of the encoder's products in training; weights, losses, votes and tests stay in float32"""
     layout: Layout = "auto"
-    """of images in memory; auto: channels-last, (N, H, W, C), on a processor, where the networks of
-    fedda, torchvision and timm are faster with it; else channels-first"""
+    """of images in memory; auto: channels-last, (N, H, W, C), for the networks of fedda and
+    torchvision, and on a processor for timm's; else channels-first"""
     augment: str = Field(default="none", pattern=r"^[\w.:, -]{1,200}$")
     """random changes of the images that are trained on: none, flip-crop (shift, mirror), digits
     (turn, shift, scale), photo (cut out, mirror, recolour), those that an installed package adds,

@@ -89,10 +89,11 @@ def test_predictions_have_the_same_values_in_either_layout() -> None:
 
 
 def test_a_site_lays_images_out_as_is_faster_on_its_device() -> None:
-    ours, foreign = ModelConfig(name="resnet18"), ModelConfig(name="of-another-package")
-    assert models.layout_of(ours) == "auto"
-    assert models.layout_of(foreign) == "channels-first"
-    assert models.layout_of(foreign, "channels-last") == "channels-last"
+    names = ("lenet", "resnet18", "timm:resnet18", "of-another-package")
+    found = [models.layout_of(ModelConfig(name=name)) for name in names]
+    assert found == ["channels-last", "channels-last", "auto", "channels-first"]
+    for layout in ("channels-first", "channels-last"):
+        assert {models.layout_of(ModelConfig(name=name), layout) for name in names} == {layout}
     seen: list[bool] = []
 
     def encoder(x: Tensor) -> Tensor:

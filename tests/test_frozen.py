@@ -193,7 +193,7 @@ def test_impossible_settings_are_refused(given: dict[str, Any], sentence: str) -
 
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "test_mambaout"])
 def test_networks_of_timm_may_have_layers_after_the_pooling(name: str) -> None:
-    """timm's `num_features` does not count those, and is not their number of features."""
+    """Timm's `num_features` does not count those, and is not their number of features."""
     own = config(name=f"timm:{name}", weights="none", train="all")
     assert models.build(own, (3, 64, 64), 5, seed=0)(images(2, (3, 64, 64))).shape == (2, 5)
 

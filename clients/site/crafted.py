@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from fedda.errors import WireError
 from fedda.wire import Arrays
@@ -65,10 +66,11 @@ def check_rows(what: str, arrays: Arrays) -> None:
 def parallel(rows: np.ndarray) -> np.ndarray:
     """Whether each row (n, d) has a nearly parallel one among the others -> (n,) bool."""
     norm = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = np.divide(rows, norm, out=np.zeros_like(rows), where=norm > 0)
-    cosine = np.abs(unit @ unit.T)
-    np.fill_diagonal(cosine, 0)
-    return cosine.max(axis=1, initial=0) > PARALLEL
+    unit = np.zeros(rows.shape, np.float32)
+    np.divide(rows, norm, out=unit, where=norm > 0, casting="same_kind")
+    z = torch.from_numpy(unit)  # numpy's product would take all cores, whatever --threads says
+    cosine = (z @ z.T).abs().fill_diagonal_(0)
+    return (cosine > PARALLEL).any(dim=1).numpy()
 
 
 def _layers(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
