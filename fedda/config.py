@@ -207,7 +207,8 @@ class TrainConfig(Section):
     """of the encoder's products in training; weights, losses, votes and tests stay in float32"""
     layout: Layout = "auto"
     """of images in memory; auto: channels-last, (N, H, W, C), for the networks of fedda and
-    torchvision, and on a processor for timm's; else channels-first"""
+    torchvision, and on a processor for timm's; else channels-first, as where a processor's step has
+    more than 2 million pixels, which torch's BatchNorm would add up too coarsely"""
     augment: str = Field(default="none", pattern=r"^[\w.:, -]{1,200}$")
     """random changes of the images that are trained on: none, flip-crop (shift, mirror), digits
     (turn, shift, scale), photo (cut out, mirror, recolour), those that an installed package adds,

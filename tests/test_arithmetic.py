@@ -15,6 +15,7 @@ from fedda import models, plugins
 from fedda.config import ModelConfig, TrainConfig
 from fedda.models import Arithmetic, inputs_of
 from fedda.train import Paced, make_optimizer, paced
+from tests.asking import make_source, task_of
 from tests.local_grid import SETTINGS, Node, run
 
 SHAPE = (1, 8, 8)
@@ -93,7 +94,10 @@ def test_a_site_lays_images_out_as_is_faster_on_its_device() -> None:
     found = [models.layout_of(ModelConfig(name=name)) for name in names]
     assert found == ["channels-last", "channels-last", "auto", "channels-first"]
     for layout in ("channels-first", "channels-last"):
-        assert {models.layout_of(ModelConfig(name=name), layout) for name in names} == {layout}
+        assert {models.layout_of(ModelConfig(name=name), layout, 10**9) for name in names} == {
+            layout
+        }
+    assert models.layout_of(ModelConfig(name="lenet"), pixels=64 * 224 * 224) == "channels-first"
     seen: list[bool] = []
 
     def encoder(x: Tensor) -> Tensor:
@@ -106,6 +110,35 @@ def test_a_site_lays_images_out_as_is_faster_on_its_device() -> None:
     with torch.no_grad():
         Arithmetic(layout="auto")(cast(nn.Module, encoder), x)
     assert seen == [True, False, True]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_gradient_that_would_write_past_its_memory_is_taken_channels_first(
+    stride: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of oneDNN, for strided 1 x 1 convolutions of a few channels; such as a RepVGG's first."""
+    layers = nn.Sequential(nn.Conv2d(3, 4, 1, stride), nn.Conv2d(16, 4, 1, 2))
+    given = Arithmetic(layout="channels-last").suit(layers)
+    assert given.layout == ("channels-first" if stride > 1 else "channels-last")
+    assert ("has no effect: the network has a strided" in caplog.text) == (stride > 1)
+    made = models.build(ModelConfig(name="timm:repvgg_a0"), (3, 64, 64), 4, seed=0)
+    assert made.arithmetic.layout == "channels-first"
+
+
+def test_weights_of_more_dimensions_stay_as_they_are() -> None:
+    volume, image = nn.Conv3d(1, 2, 3), nn.Conv2d(20, 4, 3)
+    Arithmetic(layout="channels-last").prepare(nn.Sequential(volume, image))
+    assert volume.weight.is_contiguous()
+    assert image.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("batch", "layout"), [(64, "channels-last"), (65_536, "channels-first")])
+def test_a_step_that_batchnorm_would_add_up_too_coarsely_is_channels_first(
+    batch: int, layout: str, tmp_path: Path
+) -> None:
+    site = make_source(tmp_path, 64)  # of 8 x 8 pixels
+    asked = {"method": "fedavg", "model.name": "digit-cnn", "train.batch-size": batch}
+    assert site.workspace(task_of(site, asked)).model.arithmetic.layout == layout
 
 
 class Viewing(nn.Module):

@@ -462,7 +462,9 @@ class Workspace:
         made = models.blank(task.model, task.dims, task.classes, extension)
         made.attach(self._site.frozen.part(task)).to(self._site.device)
         train, compiled = task.train, self._site.compiled
-        layout = models.layout_of(task.model, train.layout)
+        on_cpu = self._site.device.type == "cpu"
+        pixels = train.batch_size * math.prod(task.dims[1:]) if on_cpu else 0
+        layout = models.layout_of(task.model, train.layout, pixels)
         made.compute(models.Arithmetic(train.precision, layout, compiled))
         return made
 

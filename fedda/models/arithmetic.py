@@ -7,7 +7,7 @@ throughout. The layout is for all passes; it changes nothing but how sums are ro
 """
 
 import logging
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +38,23 @@ class Arithmetic:
         self.compiled = compiled
         self._program: Any = None
 
+    def suit(self, module: nn.Module) -> Self:
+        """Leave images channels-first where a layer's gradient needs it."""
+        if self.layout != "channels-first" and any(map(_overruns, module.modules())):
+            if self.layout == "channels-last":
+                logger.warning(
+                    "train.layout=channels-last has no effect: the network has a strided 1 x 1 "
+                    "convolution of few channels, whose gradient fails so on a processor"
+                )
+            self.layout = "channels-first"
+        return self
+
     def prepare(self, module: nn.Module) -> None:
         """Lay out an encoder's weights in memory; their values do not change."""
-        weights = next(module.parameters(), None)
-        if weights is not None and self._is_last(weights.device):
-            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.suit(module)
+        for weight in module.parameters():
+            if weight.dim() == 4 and self._is_last(weight.device):
+                weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def __call__(self, encoder: nn.Module, x: Tensor) -> Tensor:
         """Features of inputs -> (N, d), float32."""
@@ -73,6 +85,22 @@ class Arithmetic:
             )
             self.compiled = False
             return encoder(x)
+
+
+def _overruns(module: nn.Module) -> bool:
+    """Whether a layer's gradient ends the process, or is wrong, where channels are last.
+
+    On a processor, oneDNN's gradient of 1 x 1 convolutions with a stride writes past its memory
+    if they have fewer input channels than a vector of the processor holds numbers, 16 at most
+    (https://github.com/uxlfoundation/oneDNN/issues/6035, open in torch 2.15).
+    """
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.weight.device.type != "cuda"
+        and module.kernel_size == (1, 1)
+        and max(module.stride) > 1
+        and module.in_channels // module.groups < 16
+    )
 
 
 def _has_hooks(encoder: nn.Module) -> bool:
