@@ -97,14 +97,12 @@ def test_a_layer_of_bins_is_refused(site: Site) -> None:
         check_rows("model", made)
 
 
-def test_tables_of_positions_are_no_layers_and_tokens_do_not_hide_the_first() -> None:
-    rng = np.random.default_rng(0)
-    token = rng.normal(size=(1, 1, 12)).astype(np.float32)
-    table = np.tile(np.arange(49), (49, 1))
+def test_a_table_of_positions_is_no_layer() -> None:
+    rng, table = np.random.default_rng(0), np.tile(np.arange(49), (49, 1))
     conv = rng.normal(size=(30, 3, 2, 2)).astype(np.float32)
-    check_rows("model", {"token": token, "table": table, "conv": conv})
+    check_rows("model", {"table": table, "conv": conv})
     with pytest.raises(WireError, match="30 of 30 rows of conv are parallel"):
-        check_rows("model", {"token": token, "table": table, "conv": np.ones_like(conv)})
+        check_rows("model", {"table": table, "conv": np.ones_like(conv)})
 
 
 def test_a_sound_model_is_compared_once_and_a_changed_one_again(

@@ -74,16 +74,8 @@ def parallel(rows: np.ndarray) -> np.ndarray:
 
 
 def _layers(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """The rows of the layers to check, by name -> (n, inputs) each.
-
-    Whole numbers, such as tables of positions, and what has a single row, such as a transformer's
-    tokens before its first layer, are no layers.
-    """
-    weights = [
-        (name, w)
-        for name, w in arrays.items()
-        if w.ndim > 1 and len(w) > 1 and w.dtype.kind not in "biu"
-    ]
+    """The rows of the layers to check, by name -> (n, inputs) each; whole numbers are no weights."""
+    weights = [(name, w) for name, w in arrays.items() if w.ndim > 1 and w.dtype.kind not in "biu"]
     for place, (name, w) in enumerate(weights):
         rows = w.reshape(len(w), -1)
         if (w.ndim == 2 or place == 0) and rows.shape[1] >= INPUTS:
