@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import fedda
 from fedda import models, plugins
 from fedda.config import ModelConfig, TrainConfig
+from fedda.errors import ModelError
 from fedda.models import Arithmetic, inputs_of
 from fedda.train import Paced, make_optimizer, paced
 from tests.asking import make_source, task_of
@@ -154,7 +155,7 @@ class Viewing(nn.Module):
 
 
 def test_a_network_of_a_user_that_needs_channels_first_trains(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="view"):
+    with pytest.raises(ModelError, match=r"set train\.layout to channels-first"):
         Arithmetic(layout="channels-last")(Viewing(), torch.rand(2, 3, 8, 8))
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 255, (12, 3, 8, 8), dtype=np.uint8), np.arange(12) % 2

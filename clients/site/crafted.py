@@ -74,7 +74,7 @@ def parallel(rows: np.ndarray) -> np.ndarray:
 
 
 def _layers(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """The rows of the layers to check, by name -> (n, inputs) each; whole numbers are no weights."""
+    """The rows of the layers to check, by name -> (n, inputs) each; whole numbers are none."""
     weights = [(name, w) for name, w in arrays.items() if w.ndim > 1 and w.dtype.kind not in "biu"]
     for place, (name, w) in enumerate(weights):
         rows = w.reshape(len(w), -1)

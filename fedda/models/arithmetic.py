@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedda.config import Layout, Precision
+from fedda.errors import ModelError
 
 logger = logging.getLogger("fedda.site")
 
@@ -57,9 +58,24 @@ class Arithmetic:
                 weight.data = weight.data.contiguous(memory_format=torch.channels_last)
 
     def __call__(self, encoder: nn.Module, x: Tensor) -> Tensor:
-        """Features of inputs -> (N, d), float32."""
-        if x.dim() == 4 and self._is_last(x.device):
-            x = x.contiguous(memory_format=torch.channels_last)
+        """Features of inputs -> (N, d), float32.
+
+        Raises:
+            ModelError: the network takes a `view` of images, which needs channels-first.
+        """
+        if x.dim() != 4 or not self._is_last(x.device):
+            return self._features(encoder, x)
+        try:
+            return self._features(encoder, x.contiguous(memory_format=torch.channels_last))
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            raise ModelError(
+                "The network takes a `view` of images, which fails where channels are last; set "
+                "train.layout to channels-first, or let the network use `reshape`."
+            ) from error
+
+    def _features(self, encoder: nn.Module, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return encoder(x)
         if self.precision == "float32":
