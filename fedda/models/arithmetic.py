@@ -3,7 +3,8 @@
 Precision and compilation are for passes that are differentiated. Votes of teachers, statistics,
 tests and predictions always run in float32, as do losses and discriminators: the features that an
 encoder gives are float32 again. Parameters, optimizer and BatchNorm's statistics are float32
-throughout. The layout is for all passes; it changes nothing but how sums are rounded.
+throughout. The layout is for all passes; it changes nothing but how sums are rounded, BatchNorm's
+on a processor more coarsely (`networks.layout_of`).
 """
 
 import logging
