@@ -127,8 +127,8 @@ def test_one_server_and_light_sites_in_small(here: Path) -> None:
     assert found.pop("load_before") >= 0
     of = {figure: value.get("3 sites, 0.01 MB") for figure, value in found.items()}
     assert of["errors"] == 0 and 0 < of["run_ms"] + of["superlink_ms"] <= of["cpu_ms"] + 0.01
-    # Of a source at least: 1 to ask for work, 1 to confirm, 6 to fetch it, 6 to send the model.
-    assert of["requests"] > 8 and 0.01 < of["wire_mb"] < 0.1
+    # Of a source at least: to ask for work, fetch it, confirm it, announce a reply, send it.
+    assert of["requests"] >= 5 and 0.01 < of["wire_mb"] < 0.1
     assert found["run_models"] == {}
 
 
