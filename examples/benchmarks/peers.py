@@ -117,10 +117,10 @@ class Trial:
         memory = 0
         every = with_token(self.token) if self.members is None else self.members()
         for pid, line in every.items():
-            if (used := processes.usage(pid)) is not None:
+            with contextlib.suppress(OSError, IndexError):
                 here = self._spent.get(pid, (self.is_server(pid, line), 0.0))[0]
-                self._spent[pid] = here, used.cpu
-                memory += used.pss if here else 0
+                self._spent[pid] = here, processes.seconds(pid)
+                memory += processes.resident(pid) if here else 0
         server = sum(cpu for here, cpu in self._spent.values() if here)
         sites = sum(cpu for here, cpu in self._spent.values() if not here)
         self.looks.append(Look(time.time(), server, sites, memory))
