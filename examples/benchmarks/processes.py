@@ -54,7 +54,7 @@ def seconds(pid: int) -> float:
 def resident(pid: int) -> int:
     """Bytes of a process in memory, shared ones too.
 
-    The kernel has this at hand; for `usage` it visits every page, half a second for some GB.
+    The kernel has this at hand; for `usage` it visits every page.
 
     Raises:
         OSError: it has ended.
