@@ -232,6 +232,7 @@ class Client(NumPyClient):
             (times * loss).backward()
             optimizer.step()
             total, steps = total + loss.detach(), steps + 1  # summed on the device: no wait
+        optimizer.zero_grad()  # so that no gradient takes memory until the next step
         return {"loss": float(total) / max(steps, 1), "steps": steps}
 
     def split(self, shares: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -328,6 +329,7 @@ class Client(NumPyClient):
             self._spectra = Spectra(self.model, self.generator("spectra"))
         numbers: Numbers = getattr(self, request.hop)()
         self.settle()
+        self.model.zero_grad()
         if self._spectra is not None:
             self._spectra.close()
         if self._carried is not None:

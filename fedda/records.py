@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
+from fedda.flower.pieces import arrays_of, names
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
 Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "question", "look", "logs"]
@@ -113,33 +114,20 @@ def digest(message: Message) -> str:
 
     It is that of a JSON text without spaces and with sorted keys: a table of the records by name,
     each a table of its entries. An array stands there as its dtype, its shape, its type of
-    serialisation and the SHA-256 of its bytes. A message that holds an error is the table
-    {"error": CODE}.
+    serialisation and the names of its pieces, each the SHA-256 of what the piece holds. A message
+    that holds an error is the table {"error": CODE}.
     """
     tables: dict[str, Any] = {}
     if message.has_error():
         tables["error"] = message.error.code
     for name, record in message.content.items() if message.has_content() else ():
         if isinstance(record, ArrayRecord):
-            about = {n: [a.dtype, list(a.shape), a.stype, _hashed(a)] for n, a in record.items()}
+            about = {n: [a.dtype, list(a.shape), a.stype, names(a)] for n, a in record.items()}
             tables[name] = about
         else:
             tables[name] = dict(record)
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), default=bytes.hex)
-    return _sha256(text.encode())
-
-
-def _hashed(array: Array) -> str:
-    """SHA-256 of an array's bytes, which the array keeps, as several messages may share it."""
-    data, known = array.__dict__.get("_hashed", (None, ""))
-    if data is not array.data:
-        known = _sha256(array.data)
-        array.__dict__["_hashed"] = (array.data, known)
-    return known
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def size(content: RecordDict) -> dict[str, int]:
@@ -152,8 +140,7 @@ def size(content: RecordDict) -> dict[str, int]:
         for packed in read(content)[0].values():
             sizes[str(packed.manifest.kind)] += len(packed.buffer)
     except WireError:
-        arrays = (a for record in content.array_records.values() for a in record.values())
-        sizes["unreadable"] = sum(len(a.data) for a in arrays)
+        sizes["unreadable"] = sum(len(a.data) for a in arrays_of(content))
     rest = (r for r in content.values() if not isinstance(r, ArrayRecord))
     sizes[SCALARS] = sum(len(record.deflate()) for record in rest)
     return dict(sizes)

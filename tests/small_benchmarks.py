@@ -159,7 +159,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "chain": {"mnist", "mnist-same", "mnist-paper"},
     "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
-    "memory": {"models_above_idle_N", "models_above_start_N"},
+    "memory": {"models_above_idle_N", "models_above_start_N", "sites_N"},
     "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free", "blocks"},
     "overhead": {"live_client_cpu_ratio"},
     "robust": {"claimed_N", "fourfold_N", "noise_N", "nan_N"},

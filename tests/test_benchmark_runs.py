@@ -302,6 +302,9 @@ def test_the_memory_in_small(here: Path) -> None:
     # In units of one model: the models of two sources and the target, and their mean. With smaller
     # models, threads and connections alone would take several units.
     assert 2 < found["kd3a_models_above_idle_2"] < 6
+    # Sites also hold gradients, momentum, and what models came in.
+    assert 3 < found["kd3a_sites_2"]["source"] < 12
+    assert 5 < found["kd3a_sites_2"]["target"] < 20
 
 
 @of("cache")

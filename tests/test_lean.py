@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
@@ -44,6 +45,7 @@ class Store:
         self.inbox: list[Message] = []
         self.handed: set[str] = set()  # requests that are forgotten, as their reply was handed out
         self.confirmed: list[str] = []
+        self._client = httpx.Client()
 
     def PushMessages(self, request: Any) -> Any:
         pieces: set[str] = set()

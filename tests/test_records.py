@@ -1,5 +1,7 @@
 """Packed arrays and numbers as Flower's records, and back."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 from flwr.app import (
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedda import records
 from fedda.errors import WireError
-from fedda.flower import make_message
+from fedda.flower import make_message, pieces
 from fedda.wire import Kind, pack
 
 MODEL = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
@@ -51,13 +53,13 @@ def test_messages_to_many_sites_share_one_buffer() -> None:
 
 def test_what_messages_share_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
-    real = records._sha256
+    real = pieces._pieces
 
-    def counted(data: bytes) -> str:
-        hashed.append(len(data))
-        return real(data)
+    def counted(array: Array) -> Iterator[pieces.Piece]:
+        hashed.append(len(array.data))
+        return real(array)
 
-    monkeypatch.setattr(records, "_sha256", counted)
+    monkeypatch.setattr(pieces, "_pieces", counted)
     same = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
     assert same.buffer == MODEL.buffer and same.buffer is not MODEL.buffer
     contents = [records.write({"model": p}) for p in (MODEL, MODEL, same)]

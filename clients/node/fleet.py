@@ -10,19 +10,22 @@ import io
 import logging
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, BinaryIO, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from fedda import flower
-from fedda.errors import KeyFileError
+from fedda.errors import KeyFileError, WireError
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
 from fedda.flower.batches import CALLS, MOST, SMALL, CallBatch
+from fedda.flower.freed import freeing
 from fedda.flower.pieces import HalfSent, cut
 from fedda.ops.refusal import OFFERS
 
@@ -98,15 +101,17 @@ class Fleet:
             ],
             verify=authorities,
         )
-        self._client._client = httpx.Client(
-            verify=authorities,
-            timeout=self._client._client.timeout,
-            limits=httpx.Limits(keepalive_expiry=IDLE_S),
-            # The version of the library is left out. The name tells the server that a node which
-            # asks for a request has none (`server.superlink.book`). A server of Flower's own does
-            # not know `prefer`, and answers at once; so do other calls.
-            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
-            event_hooks={"response": [self._note]},
+        self._client._client = freeing(
+            httpx.Client(
+                verify=authorities,
+                timeout=self._client._client.timeout,
+                limits=httpx.Limits(keepalive_expiry=IDLE_S),
+                # The version of the library is left out. The name tells the server that a node
+                # which asks for a request has none (`server.superlink.book`). A server of Flower's
+                # own does not know `prefer`, and answers at once; so do other calls.
+                headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
+                event_hooks={"response": [self._note]},
+            )
         )
         self._lost: Exception | None = None
         self._ended = threading.Event()
@@ -172,9 +177,18 @@ class Fleet:
         self._seen = {n: c for n in names if len(c := contents[n]) <= KEPT_SIZE}
         below = [record for records in tree.children for record in records.children]
         whole = dict.fromkeys(array.object_id for record in below for array in record.children)
+        halves = {name: HalfSent(contents.pop(name)) for name in whole}
+        uses = Counter(chain.from_iterable(half.pieces for half in halves.values()))
+
+        def piece(name: str) -> BinaryIO:
+            uses[name] -= 1
+            content = contents[name] if uses[name] else contents.pop(name)
+            if flower.get_object_id(content) != name:
+                raise WireError("A piece of a request is not what its name says.")
+            return io.BytesIO(content)
+
         arrays: dict[str, flower.InflatableObject] = {
-            name: HalfSent(contents.pop(name)).join(lambda piece: io.BytesIO(contents[piece]))
-            for name in whole
+            name: half.join(piece) for name, half in halves.items()
         }
         message = flower.inflate_object_from_contents(tree.object_id, contents, objects=arrays)
         if not isinstance(message, Message):

@@ -1,4 +1,4 @@
-"""Memory of the server's program (the ServerApp process), in models, while sources reply.
+"""Memory of the server's program (the ServerApp process) and of the sites, in models.
 
     python examples/benchmarks/memory.py
 
@@ -9,6 +9,7 @@ Starts a real server and a real client per site, each a separate process, and tr
   run's model is made and packed, as it is whenever the server waits.
 - Start is VmRSS just before that model is made, so a figure above start is higher by about one.
 - The peak is VmHWM. It is reset at the start of every phase and needs no sampling.
+- A site's peak is VmHWM above VmRSS after a first run with a tiny model.
 - A model is a unit: the bytes that one model takes on the wire.
 
     models_above_idle_N        peak above idle of FedAvg with N sources, in models: training waves,
@@ -17,6 +18,9 @@ Starts a real server and a real client per site, each a separate process, and tr
     kd3a_models_above_idle_N   peak above idle of KD3A with N sources, whose models the target needs
                                together
     kd3a_models_above_start_N  the same peak above start
+    sites_N                    FedAvg: the highest peak of a source, and that of the target, in
+                               models
+    kd3a_sites_N               the same of KD3A
     phases                     peaks above idle, by phase of the training
     model_mb                   the size of a model, in megabytes
     idle_mb                    idle, in megabytes
@@ -32,8 +36,11 @@ from pathlib import Path
 from typing import Any
 
 import live
+from processes import forget_peak, peak
 
 from fedda.ops.federation import Deployment
+
+TINY_MB = 0.01
 
 
 def by_phase(measured: live.Measured) -> dict[str, float]:
@@ -45,12 +52,23 @@ def by_phase(measured: live.Measured) -> dict[str, float]:
     return peaks
 
 
-def measure(folder: Path, app: Path, method: str, sources: int, settings: Any) -> live.Measured:
-    """Run once with this number of sources and read the measurements."""
+def measure(
+    folder: Path, app: Path, method: str, sources: int, settings: Any
+) -> tuple[live.Measured, dict[str, float]]:
+    """Run once with so many sources -> measurements, and the sites' peaks by role, in models."""
     live.say(f"{method} with {sources} sources")
     sites = live.domains(folder / "data", sources)
     with Deployment(folder / "server", sites, patience=300) as deployment:
-        return live.run(deployment, app, method, {"method": method, **settings})
+        about = {"method": method, **settings}
+        live.run(deployment, app, "tiny", about | live.mlp(TINY_MB) | {"rounds": 1})
+        pids = {name: deployment.processes[name].popen.pid for name in sites}
+        before = {name: forget_peak(pid) for name, pid in pids.items()}
+        measured = live.run(deployment, app, method, about)
+        peaks: dict[str, float] = {}
+        for name, pid in pids.items():
+            models, role = (peak(pid) - before[name]) / measured.model, sites[name][0]
+            peaks[role] = max(round(models, 2), peaks.get(role, 0.0))
+        return measured, peaks
 
 
 def main() -> None:
@@ -72,10 +90,11 @@ def main() -> None:
         app = live.stage(Path(scratch) / "app")
         for method, prefix, sources in cases:
             folder = Path(scratch) / f"{method}-{sources}"
-            run = measure(folder, app, method, sources, settings)
+            run, at_sites = measure(folder, app, method, sources, settings)
             key = f"{prefix}models_above_idle_{sources}"
             figures[key] = round(run.peak(run.idle), 2)
             figures[f"{prefix}models_above_start_{sources}"] = round(run.peak(run.start), 2)
+            figures[f"{prefix}sites_{sources}"] = at_sites
             figures["phases"][key] = by_phase(run)
             figures |= {"model_mb": run.model / 1e6, "idle_mb": round(run.idle / 1e6)}
             live.say(f"{key}: {figures[key]}  {figures['phases'][key]}")

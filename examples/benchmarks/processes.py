@@ -63,6 +63,17 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
+def forget_peak(pid: int) -> int:
+    """Let a process's highest resident memory count from now on -> bytes that it has now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return resident(pid)
+
+
+def peak(pid: int) -> int:
+    """The highest resident memory of a process, in bytes."""
+    return _table(Path(f"/proc/{pid}/status"))["VmHWM"]
+
+
 class Spent:
     """Looks in a thread at the processor time of some processes and of all that they start.
 

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         get_all_nested_objects,
         get_object_body,
         get_object_children_ids_from_object_content,
+        get_object_id,
         get_object_tree,
         iterate_object_tree,
         no_object_id_recompute,

@@ -1,7 +1,8 @@
 """Flower's arrays, cut into their pieces without a copy, and joined again with one.
 
 Flower copies an array twice to name its pieces by their hashes, twice more to send them, and four
-times to join them.
+times to join them. What hashed the pieces to name or to check them need not hash the array again:
+their names are its hash.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import BinaryIO
 
-from flwr.app import Array, Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedda import flower
 
@@ -39,15 +40,30 @@ class Piece(flower.ArrayChunk):
         return b"".join(self.parts)
 
 
+def arrays_of(content: RecordDict) -> Iterator[Array]:
+    """All arrays of a message's content.
+
+    Flower's `content.array_records` refers to itself, so that a message whose arrays were once
+    asked for stays in memory until a garbage collection, which large arrays alone never begin.
+    """
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return (array for record in records for array in record.values())
+
+
 def cut(message: Message) -> None:
     """Cut a message's arrays, before Flower does."""
-    for record in message.content.array_records.values() if message.has_content() else ():
-        for array in record.values():
-            if CUT not in array.__dict__:
-                array.__dict__[CUT] = [(piece.object_id, piece) for piece in _pieces(array)]
+    for array in arrays_of(message.content) if message.has_content() else ():
+        names(array)
 
 
 CUT = "_chunks"  # where Flower's arrays keep their pieces, until their data change
+
+
+def names(array: Array) -> list[str]:
+    """The names of an array's pieces, in order; they are hashed if they were not yet."""
+    if CUT not in array.__dict__:
+        array.__dict__[CUT] = [(piece.object_id, piece) for piece in _pieces(array)]
+    return [name for name, _ in array.__dict__[CUT]]
 
 
 def _pieces(array: Array) -> Iterator[Piece]:
@@ -62,17 +78,32 @@ class HalfSent:
         self._header = json.loads(flower.get_object_body(content, Array))
         self._children = flower.get_object_children_ids_from_object_content(content)
         self._places = self._header["arraychunk_ids"]
-        self._next = 0
+        self._starts: list[int] = []  # of the pieces that have been joined
         self._joined = io.BytesIO()  # gives its memory away as bytes; joining pieces would copy
 
+    @property
+    def pieces(self) -> list[str]:
+        """The names of its pieces, in order; one may be there several times."""
+        return [self._children[place] for place in self._places]
+
     def join(self, fetch: Callable[[str], BinaryIO], most: float = math.inf) -> Array:
-        """Join the pieces that are still missing -> the array, of at most `most` bytes."""
-        for place in self._places[self._next :]:
-            self._take(fetch(self._children[place]), most)
-            self._next += 1
+        """Join the pieces that are still missing -> the array, of at most `most` bytes.
+
+        Args:
+            fetch: opens a piece by its name, of which it has to be sure.
+            most: bytes.
+        """
+        names = self.pieces
+        for name in names[len(self._starts) :]:
+            start = self._joined.tell()
+            self._take(fetch(name), most)
+            self._starts.append(start)
         header = self._header
         array = Array(header["dtype"], tuple(header["shape"]), header["stype"], b"")
         array.data = self._joined.getvalue()
+        parts = map(slice, self._starts, [*self._starts[1:], None])
+        data = memoryview(array.data)
+        array.__dict__[CUT] = [(n, Piece(data[p])) for n, p in zip(names, parts, strict=True)]
         return array
 
     def _take(self, piece: BinaryIO, most: float) -> None:

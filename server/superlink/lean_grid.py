@@ -29,7 +29,8 @@ from flwr.serverapp import Grid
 from fedda import flower
 from fedda.flower.batches import CALLS, SMALL
 from fedda.flower.batches import MOST as TOGETHER
-from fedda.flower.pieces import HalfSent, Piece, cut
+from fedda.flower.freed import freeing
+from fedda.flower.pieces import HalfSent, Piece, arrays_of, cut
 from fedda.ops import spawn
 
 from .allocator import one_pool
@@ -39,7 +40,6 @@ log = logging.getLogger("fedda.server")
 
 ARRAYS = 3  # the level of arrays below a message: records, array records, arrays, then pieces
 WORKERS = 2
-LARGE = 2**20  # bytes of a piece that is worth a look for garbage
 OUTSIDE = 2**22  # bytes of an array that is outside of malloc's pool
 
 P = TypeVar("P", bytes, BinaryIO)
@@ -120,6 +120,7 @@ class LeanGrid(flower.HttpGrid):
             client._base_url = f"http://{self._addr}"
             far.close()
             self._near = Near(path, self._addr, self._token, IDLE)
+        freeing(self._runtime_client._client)
         self._seen: dict[str, bytes] = {}
         self._asked: dict[str, Asked] = {}  # by request
         self._arriving: dict[str, Arrival] = {}  # by request
@@ -265,7 +266,6 @@ class LeanGrid(flower.HttpGrid):
         """Ask for a piece, to be read at once."""
         if self._near is not None:
             return self._near.piece(name)
-        gc.collect()  # as in `_bring`
         return io.BytesIO(self._small(name))
 
     def _surely(self, do: Callable[[], R]) -> R:
@@ -308,14 +308,11 @@ class LeanGrid(flower.HttpGrid):
         if (near := self._near) is not None:
             parts = what.parts if isinstance(what, Piece) else (what.deflate(),)
             return self._surely(lambda: near.put(name, parts, session))
-        content = what.deflate()
-        if len(content) >= LARGE:
-            gc.collect()  # httpx holds bodies in cycles, which nothing else frees
         request = flower.message_pb2.PushObjectRequest(
             node=self.node,
             run_id=self._run_id,
             object_id=name,
-            object_content=content,
+            object_content=what.deflate(),
             session_id=session,
         )
         return self._runtime_client.PushObject(request).stored
@@ -389,8 +386,7 @@ def _failed(head: flower.message_pb2.Message, code: int, reason: str) -> Message
 
 
 def _size(message: Message) -> int:
-    records = message.content.array_records.values()
-    return sum(len(array.data) for record in records for array in record.values())
+    return sum(len(array.data) for array in arrays_of(message.content))
 
 
 def _data(array: flower.InflatableObject) -> bytes:

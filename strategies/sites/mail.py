@@ -13,6 +13,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedda.flower import ErrorCode
+from fedda.flower.pieces import arrays_of
 
 # Seconds between two polls at first; they grow up to POLL_MOST while nothing comes. A SuperLink
 # that holds a poll until a reply is there needs no pauses.
@@ -156,9 +157,7 @@ def alike(requests: Iterable[Message]) -> Iterator[list[Message]]:
 
 def _arrays(message: Message) -> list[int]:
     """Which objects the arrays of a message are."""
-    return [
-        id(a.data) for record in message.content.array_records.values() for a in record.values()
-    ]
+    return [id(array.data) for array in arrays_of(message.content)]
 
 
 class Connected:
