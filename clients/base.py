@@ -329,7 +329,7 @@ class Client(NumPyClient):
             self._spectra = Spectra(self.model, self.generator("spectra"))
         numbers: Numbers = getattr(self, request.hop)()
         self.settle()
-        self.model.zero_grad()
+        self.model.zero_grad()  # after steps that a method takes by itself, too
         if self._spectra is not None:
             self._spectra.close()
         if self._carried is not None:

@@ -179,13 +179,12 @@ class Fleet:
         whole = dict.fromkeys(array.object_id for record in below for array in record.children)
         halves = {name: HalfSent(contents.pop(name)) for name in whole}
         uses = Counter(chain.from_iterable(half.pieces for half in halves.values()))
+        if any(flower.get_object_id(contents[name]) != name for name in uses):
+            raise WireError("A piece of a request is not what its name says.")
 
         def piece(name: str) -> BinaryIO:
             uses[name] -= 1
-            content = contents[name] if uses[name] else contents.pop(name)
-            if flower.get_object_id(content) != name:
-                raise WireError("A piece of a request is not what its name says.")
-            return io.BytesIO(content)
+            return io.BytesIO(contents[name] if uses[name] else contents.pop(name))
 
         arrays: dict[str, flower.InflatableObject] = {
             name: half.join(piece) for name, half in halves.items()

@@ -28,7 +28,7 @@ import argparse
 import hashlib
 import io
 import json
-import re
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,18 +40,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from processes import peak, resident
 
 from fedda import data, models
 
 BATCH = 50
-KERNEL = Path("/proc/self/status")
-
-
-def memory(line: str) -> int:
-    """Bytes of resident memory: VmRSS now, VmHWM at most so far."""
-    found = re.search(rf"{line}:\s+(\d+) kB", KERNEL.read_text())
-    assert found, "the kernel says nothing of this process's memory"
-    return 1024 * int(found[1])
 
 
 def make(folder: Path, images: int, size: int) -> None:
@@ -77,7 +70,7 @@ def make(folder: Path, images: int, size: int) -> None:
 def epochs(folder: Path, size: int, cache: str, count: int) -> dict[str, Any]:
     """What a process needs to load the images and to go through them so many times."""
     kept = data.Cache(Path(cache), always=True) if cache else None
-    base, seconds, digest = memory("VmRSS"), [], hashlib.blake2b()
+    base, seconds, digest = resident(os.getpid()), [], hashlib.blake2b()
     start = time.perf_counter()
     images = data.load_source(folder, channels=3, size=size, cache=kept)
     loaded = time.perf_counter() - start
@@ -92,7 +85,7 @@ def epochs(folder: Path, size: int, cache: str, count: int) -> dict[str, Any]:
     for part in images.x.split(BATCH):
         digest.update(part.numpy().tobytes())
     return {
-        "peak": memory("VmHWM"),
+        "peak": peak(os.getpid()),
         "base": base,
         "loaded": loaded,
         "seconds": seconds,

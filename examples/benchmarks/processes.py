@@ -64,8 +64,12 @@ def resident(pid: int) -> int:
 
 
 def forget_peak(pid: int) -> int:
-    """Let a process's highest resident memory count from now on -> bytes that it has now."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    """Let a process's highest resident memory count from now on -> bytes that it has now.
+
+    Where the kernel refuses, the peak is that since the process began.
+    """
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
     return resident(pid)
 
 

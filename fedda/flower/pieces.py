@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from typing import BinaryIO
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -93,17 +94,19 @@ class HalfSent:
             fetch: opens a piece by its name, of which it has to be sure.
             most: bytes.
         """
-        names = self.pieces
-        for name in names[len(self._starts) :]:
+        pieces = self.pieces
+        for name in pieces[len(self._starts) :]:
             start = self._joined.tell()
             self._take(fetch(name), most)
             self._starts.append(start)
         header = self._header
         array = Array(header["dtype"], tuple(header["shape"]), header["stype"], b"")
         array.data = self._joined.getvalue()
-        parts = map(slice, self._starts, [*self._starts[1:], None])
-        data = memoryview(array.data)
-        array.__dict__[CUT] = [(n, Piece(data[p])) for n, p in zip(names, parts, strict=True)]
+        data, bounds = memoryview(array.data), pairwise([*self._starts, None])
+        array.__dict__[CUT] = [
+            (name, Piece(data[start:end]))
+            for name, (start, end) in zip(pieces, bounds, strict=True)
+        ]
         return array
 
     def _take(self, piece: BinaryIO, most: float) -> None:
