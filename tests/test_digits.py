@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from fedda.data import digits
+from fedda.data import digits, synthetic
+from fedda.errors import DataError
 
 TRAIN, TEST = 30, 20
 
@@ -90,3 +91,38 @@ def test_only_selected_digits_are_drawn(monkeypatch: pytest.MonkeyPatch):
     digits.draw("blended", "test", labels, np.random.default_rng(0), seed=0)
     assert len(drawn) == 40
     assert set(drawn) <= allowed
+
+
+# ---- coloured numbers ---------------------------------------------------------------------------
+
+
+def test_coloured_numbers_are_balanced_repeatable_and_all_different(tmp_path: Path) -> None:
+    with np.load(synthetic.build(tmp_path, train=40, test=20)) as arrays:
+        first = dict(arrays)
+    for split, count in (("train", 40), ("test", 20)):
+        x, y = first[f"x_{split}"], first[f"y_{split}"]
+        assert x.shape == (count, 32, 32, 3)
+        assert x.dtype == np.uint8
+        assert np.bincount(y).tolist() == [count // 10] * 10
+        assert x.reshape(count, -1).std(axis=1).min() > 5
+    every = [image.tobytes() for s in ("train", "test") for image in first[f"x_{s}"]]
+    assert len(set(every)) == 60
+    with np.load(synthetic.build(tmp_path, train=40, test=20)) as again:
+        assert all(np.array_equal(again[name], first[name]) for name in first)
+    with np.load(synthetic.build(tmp_path, train=40, test=20, seed=1, size=16)) as other:
+        assert other["x_train"].shape == (40, 16, 16, 3)
+
+
+def test_the_digit_in_the_middle_is_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each number the label's digit is at the centre, whatever stands beside it."""
+    font = synthetic.ImageFont.truetype(synthetic.font_files(None)[0], 100)
+    for digits_ in (["7"], ["1", "7"], ["7", "1"], ["1", "7", "8"]):
+        at = digits_.index("7")
+        placed = dict(synthetic._places(digits_, at, font, 2))
+        left, _, right, _ = font.getbbox("7")
+        assert placed["7"][0] + (left + right) / 2 == pytest.approx(synthetic.LARGE)
+
+
+def test_a_folder_without_fonts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no \.ttf or \.otf file"):
+        synthetic.font_files(tmp_path)

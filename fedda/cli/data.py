@@ -17,6 +17,7 @@ from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
+from fedda.errors import ConfigError
 from fedda.results.plainly import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -56,6 +57,9 @@ def digits(
     test: Annotated[
         int | None, typer.Option(min=1, help="Test images per domain.", show_default=False)
     ] = None,
+    colour: Annotated[bool, typer.Option("--colour")] = False,
+    size: Annotated[int | None, typer.Option(min=8, max=128, show_default=False)] = None,
+    fonts: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
 ) -> None:
     """Write the demo's digit domains, one folder with one .npz each.
 
@@ -64,12 +68,29 @@ def digits(
       fedda data digits ./digits
 
       fedda data digits ./digits --train 200 --test 100 --seed 1
+
+    With --colour, one domain `syn` of coloured numbers in its place: in the manner of the set SYN,
+    whose file is no longer published, for a Digit-Five whose other four sets you have:
+
+      fedda data digits ./digit-five --colour
+
+    Options:
+        colour: Draw 9000 and 2000 coloured numbers of 32 pixels.
+        size: Pixels per side of these.
+        fonts: A folder of fonts for these, beside the few that are installed with matplotlib.
     """
-    from fedda.data.digits import build
+    from fedda.data import digits as plain
+    from fedda.data import synthetic
 
     counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
     with clear_exit():
-        for path in build(out, seed=seed, **counts):
+        if not colour and (size or fonts):
+            raise ConfigError("--size and --fonts are for coloured numbers: add --colour.")
+        if colour:
+            more = {"size": size} if size else {}
+            echo(synthetic.build(out, seed=seed, fonts=fonts, **counts, **more))
+            return
+        for path in plain.build(out, seed=seed, **counts):
             echo(path)
 
 
@@ -398,7 +419,6 @@ def show(
 
 
 def _degrees(angles: str) -> tuple[int, ...]:
-    from fedda.errors import ConfigError
 
     try:
         return tuple(int(angle) for angle in angles.split(","))
