@@ -3,6 +3,8 @@
     DIR/ROUND.checkpoint.safetensors   the model, and arrays that the strategy remembers
     DIR/checkpoint.json                the round, numbers that the strategy remembers, the rounds
                                        so far, bytes sent, the digest of the other file
+    DIR/best.checkpoint.json           the same of the round with the highest infomax, to which a
+                                       training goes back that collapses
 
 Every random draw of fedda is a function of (seed, site, round), so no state of a random generator
 has to be saved.
@@ -31,7 +33,7 @@ DTYPES = {  # numpy's names -> those of safetensors
     **{f"int{bits}": f"I{bits}" for bits in (32, 64)},
     **{"uint8": "U8", "uint16": "U16", "bool": "BOOL"},
 }
-ARRAYS, FACTS = "checkpoint.safetensors", "checkpoint.json"
+ARRAYS, FACTS, BEST = "checkpoint.safetensors", "checkpoint.json", "best.checkpoint.json"
 
 
 @dataclass
@@ -74,6 +76,9 @@ def write(folder: Path, state: State) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         facts["digest"] = _write_arrays(folder / facts["arrays"], flat)
+        best = state.best.get("round")
+        if best == state.round:
+            replace(folder / BEST, json.dumps(facts).encode())
         replace(folder / FACTS, json.dumps(facts).encode())
     except OSError as error:
         raise RunError(
@@ -81,20 +86,24 @@ def write(folder: Path, state: State) -> None:
             "previous one is intact. Make room and resume the run."
         ) from error
     for old in folder.glob(f"*.{ARRAYS}"):
-        if old.name != facts["arrays"]:
+        if old.name not in (facts["arrays"], f"{best}.{ARRAYS}"):
             old.unlink(missing_ok=True)
 
 
-def read(folder: Path) -> State | None:
+def read(folder: Path, name: str = FACTS) -> State | None:
     """Read the folder's checkpoint; None if it has none.
+
+    Args:
+        folder: of the training.
+        name: FACTS for the last round's, BEST for that of the round with the highest infomax.
 
     Raises:
         RunError: the checkpoint is damaged.
     """
-    if not (folder / FACTS).is_file():
+    if not (folder / name).is_file():
         return None
     try:
-        facts = json.loads((folder / FACTS).read_text())
+        facts = json.loads((folder / name).read_text())
         data = (folder / facts.pop("arrays")).read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.pop("digest"):
             raise ValueError("the digest does not match")

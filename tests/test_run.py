@@ -111,7 +111,7 @@ def test_int8_on_the_wire_takes_a_quarter_and_ends_nearer_to_float32_than_bfloat
 ) -> None:
     last, models = {}, {}
     for dtype in ("float32", "bfloat16", "int8"):
-        own = {"method": "fedavg", "wire.dtype": dtype, "model.sizes": "64,32", "rounds": 4}
+        own = {"method": "fedavg", "wire.dtype": dtype, "model.hidden": "64,32", "rounds": 4}
         own |= {"train.lr": 1e-4, "train.lr-end": 1e-4}  # steps below those of bfloat16
         config = Config.parse(
             settings_of("fedavg") | own | settings | {"run.dir": str(tmp_path / dtype)}
@@ -135,7 +135,7 @@ def apart(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> flo
 
 RESUMED: list[dict[str, Any]] = [
     {"method": "fedavg"},
-    {"method": "fedavg", "model.name": "digit-cnn", "model.sizes": "", "rounds": 2},
+    {"method": "fedavg", "model.name": "digit-cnn", "model.hidden": "", "rounds": 2},
     {"method": "fedprox", "train.rounds-per-epoch": 3},
     {"method": "kd3a"},
     {"method": "kd3a", "kd3a.heads": "local", "kd3a.smoothing": 0.7},
@@ -309,8 +309,11 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, a_state(1))
     checkpoint.write(tmp_path, a_state(2))
     assert_same(checkpoint.read(tmp_path), a_state(2))
+    assert_same(checkpoint.read(tmp_path, checkpoint.BEST), a_state(1))  # it was the best round
+    checkpoint.write(tmp_path, replace(a_state(3), best={"round": 3}))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "2.checkpoint.safetensors",
+        "3.checkpoint.safetensors",
+        "best.checkpoint.json",
         "checkpoint.json",
     ]
 

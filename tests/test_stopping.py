@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from clients import fedavg
 from clients.site.request import Request
 from fedda import plugins
-from fedda.errors import ConfigError, WireError
+from fedda.errors import ConfigError, QuorumError, WireError
 from fedda.results import sofar, terminal
 from fedda.results.read import summary
 from fedda.results.story import tell
 from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
-from server.stopping import last_round, sentence
+from server import stopping
+from server.stopping import collapse, last_round, sentence
 from tests.local_grid import Node, ScriptedGrid, run, stop_after
 from tests.test_run import Untestable
 
@@ -71,6 +73,30 @@ def test_only_the_last_phase_counts() -> None:
     assert last_round(chained, 1, entries(0.9, 0.1, 0.1, 0.1, 0.1, 0.1)) == 9
     assert last_round(chained, 1, entries(0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2)) == 9
     assert last_round(chained, 1, entries(*(0.9,) * 6, 0.2, 0.2)) == 9
+
+
+@pytest.mark.parametrize(
+    ("classes", "infomax", "collapsed"),
+    [
+        ((10, 9, 2, 2, 1), (0.9, 1.0, 0.3, 0.3, 0.1), True),
+        ((10, 9, 2, 2, 3), (0.9, 1.0, 0.3, 0.3, 0.1), False),  # three of ten are no collapse
+        ((10, 9, 9, 2, 1), (0.9, 1.0, 0.9, 0.3, 0.1), False),  # two tests in a row are too few
+        ((10, 9, 2, 2, 2), (0.9, 1.0, 0.6, 0.6, 0.6), False),  # few classes, but sure answers
+        ((1, 1, 1, 1, 1), (0.9, 0.1, 0.1, 0.1, 0.1), False),  # it never knew more than one
+        ((2, 2, 1, 1, 1), (0.6, 0.5, 0.1, 0.1, 0.1), True),
+        ((10, 1, 1, 1), (0.9, 0.1, 0.1, 0.1), True),
+        ((1, 1, 1, 10), (0.1, 0.1, 0.1, 0.9), False),
+    ],
+)
+def test_a_collapse_is_seen_in_the_target_s_answers(
+    classes: tuple[int, ...], infomax: tuple[float, ...], collapsed: bool
+) -> None:
+    seen = [e | {"predicted": c} for e, c in zip(entries(*infomax), classes, strict=True)]
+    text = collapse(task(), seen)
+    assert bool(text) == collapsed
+    assert not collapsed or f"{classes[-1]} of the {max(classes)} classes" in text
+    untested = [{"round": r} for r in range(len(seen) + 1, len(seen) + 3)]
+    assert collapse(task(), seen + untested) == text  # rounds without a test say nothing
 
 
 # ---- whole runs --------------------------------------------------------------------------------
@@ -232,3 +258,51 @@ def test_a_resumed_run_keeps_its_patience(domains: list[Node], runs: dict[str, s
     run(domains, runs | {"method": "fedavg", "rounds": 1})
     path = Path(runs["run.dir"])
     assert json.loads(next(path.glob("*/config.json")).read_text())["run.patience"] == 0
+
+
+# ---- going back --------------------------------------------------------------------------------
+
+
+def test_a_collapsed_training_goes_back_to_its_best_round(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = lambda task, history: "it has collapsed" * (len(history) == 4)  # noqa: E731
+    monkeypatch.setattr(stopping, "collapse", ending)
+    results, events = run(domains, runs | {"method": "kd3a", "rounds": 6})
+    (training,) = results["trainings"]["kd3a"]
+    assert rounds(results, "kd3a") == [1, 2, 3, 4]
+    best, last = training["selected_round"], training["rounds"][-1]
+    assert last["returned"] == best
+    assert training["final_accuracy"] == training["rounds"][best - 1]["accuracy"]
+    assert "changed" in (training["refined"] or {})  # a whole last round, with its last step
+    assert f"went back to round {best}'s model" in training["stopped"]
+    (said,) = (e for e in events if e["event"] == "ending")
+    assert said["text"] == f"it has collapsed; it ends, with the model of round {best}"
+    again, events = run(domains, runs | {"method": "kd3a", "rounds": 6, "run.resume": True})
+    assert not [e for e in events if e["event"] == "round"]  # it has ended
+    assert again["final_accuracy"] == training["final_accuracy"]
+
+
+def test_a_diverged_training_goes_back_too(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = fedavg.Source.train
+
+    def diverging(source: fedavg.Source) -> Any:
+        return train(source) | ({"loss": math.nan} if source.request.round > 2 else {})
+
+    monkeypatch.setattr(fedavg.Source, "train", diverging)
+    settings = runs | {"method": "fedavg", "rounds": 5, "wait.tries": 1, "wait.sites": 1.0}
+    results, events = run(domains, settings)
+    (training,) = results["trainings"]["fedavg"]
+    assert training["rounds"][-1]["returned"] == training["selected_round"]
+    (said,) = (e for e in events if e["event"] == "ending")
+    assert said["text"].startswith("the training has diverged: the site's training gave values")
+
+
+def test_without_an_earlier_round_a_divergence_is_an_error(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedavg.Source, "train", lambda source: {"loss": math.nan, "steps": 1})
+    with pytest.raises(QuorumError, match="not finite"):
+        run(domains, runs | {"method": "fedavg", "wait.tries": 1, "wait.sites": 1.0})
