@@ -8,8 +8,9 @@ import torch
 from PIL import Image, PngImagePlugin
 from typer.testing import CliRunner
 
+import fedda
 from clients.site.memory import Site
-from fedda import data
+from fedda import data, models
 from fedda.cli.data import app
 from fedda.config import Inputs
 from fedda.data.cache import Cache
@@ -171,3 +172,30 @@ def test_the_disk_keeps_each_scale_apart(tmp_path: Path) -> None:
     for bits in (12, 16, 12):
         found = data.load_target(site, cache=cache, reading=data.Reading(gray_bits=bits))
         assert found.x[0][0].tolist() == naive(SCAN, bits)
+
+
+def test_a_simulated_run_s_model_reads_as_its_sites_did(tmp_path: Path) -> None:
+    """`--gray-bits` of a simulation is in the model's file, so `predict` needs nothing more."""
+    draws = np.random.default_rng(0)
+    for name in ("a", "b", "t"):
+        images = [
+            (draws.integers(0, 400, (8, 8)) + (i % 2) * 3000).astype(np.uint16) for i in range(70)
+        ]
+        scans(tmp_path / "sites" / name, *images)
+    about = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "run_refine": "none"}
+    about |= {"baseline": "none", "quiet": True, "gray_bits": 12, "dir": tmp_path / "run"}
+    run = fedda.simulate(tmp_path / "sites", "t", "fedavg", **about)
+    _, meta = models.load(tmp_path / "run" / "model.safetensors")
+    assert meta.window == "12 bits"
+    told = run.model.predict(tmp_path / "sites" / "t")
+    x = data.load_target(tmp_path / "sites" / "t", reading=TWELVE).x
+    network, _ = models.load(tmp_path / "run" / "model.safetensors")
+    expected = [meta.classes[i] for i in models.predict(network, x).argmax(dim=1)]
+    assert sorted(told) == sorted(expected) and len({*told}) == 2  # read as 16 bits all are dark
+
+
+def test_a_run_may_say_the_bits_for_all_sites(tmp_path: Path) -> None:
+    site = scans(tmp_path / "site", *[SCAN] * 8)
+    node = {"role": "source", "name": "x", "data": str(site), "reproducible": True}
+    found = Site(node | {"min-images": 4}).training(Inputs((1, 0, 0), window="12 bits"))
+    assert found.x[0, 0].tolist() == naive(SCAN, 12)

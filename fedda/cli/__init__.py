@@ -34,6 +34,7 @@ from fedda.flower.supported import refusal
 
 app = typer.Typer(
     cls=HelpedGroup,
+    suggest_commands=False,  # click does so already
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="""Federated unsupervised domain adaptation: labelled sites and an unlabelled one adapt a

@@ -28,7 +28,7 @@ from fedda.results.plainly import PlainFormatter, echo
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 @app.command(cls=HelpedCommand)

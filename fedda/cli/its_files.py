@@ -62,7 +62,8 @@ ColumnsOption = Annotated[
         metavar="NAME=COLUMN,..",
         help="What a table calls its columns path (or image), label, split and id, where it does "
         "not call them so: path=filename,label=diagnosis. Of a table of numbers, values=age+weight "
-        "takes these alone, in this order at all sites.",
+        "takes these alone, in this order at all sites, and drop=visit+notes leaves these out. Of "
+        "several sites, north:label=outcome holds for one.",
         show_default=False,
     ),
 ]

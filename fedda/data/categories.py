@@ -1,11 +1,12 @@
 """Columns of texts, such as sex: all sites turn them into numbers by one list, that of the run.
 
-    input.categories    sex=female|male, thal=normal|fixed|reversible
+    input.categories    sex=female/f|male/m, thal=normal|fixed|reversible
     columns of a file   age, sex, thal: what a site has, and tells the names of
-    coded columns       age, sex=female|male, thal=normal, thal=fixed, thal=reversible
+    coded columns       age, sex=female/f|male/m, thal=normal, thal=fixed, thal=reversible
 
 Two values become one column, 0 and 1 in their order; more become a column each, which is 1 at its
-value. The names of coded columns say all of it, so a training's task and a model's file need no
+value. Sites may write a value in different ways, which a slash separates. The names of coded
+columns say all of it, so a training's task and a model's file need no
 more to code another table. Case, spaces and a number's zeros make no difference. Until then a text
 is the number of it among those of its own file (`numbered`), which never leaves the site.
 """
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedda.config import spellings
 from fedda.data.naming import NOTHING, escaped, is_several, option, plain
 from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
@@ -153,7 +155,8 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             " or none: take its name from the files' first row"
         )
     for name, values in declared.items():
-        if gap := next((value for value in values if value.lower() in _GAPS), ""):
+        every = [name for value in values for name in spellings(value)]
+        if gap := next((text for text in every if text.lower() in _GAPS), ""):
             raise DataError(
                 f"input.categories lists '{gap}' of the column {escaped(name)}, which means in "
                 "tables that there is none: leave it out, or give it another name in the files"
@@ -256,7 +259,8 @@ class Coding:
     def _codes(self, column: str, values: Sequence[str]) -> Tensor:
         """The numbers that some values have in the file -> float32."""
         own = {plain(text): float(i) for i, text in enumerate(self._texts.get(column, ()))}
-        found = (own.get(plain(v)) if own else _BOOLEANS.get(plain(v), number(v)) for v in values)
+        every = [name for value in values for name in spellings(value)]
+        found = (own.get(plain(v)) if own else _BOOLEANS.get(plain(v), number(v)) for v in every)
         return torch.tensor([code for code in found if code is not None], dtype=torch.float32)
 
 
@@ -272,9 +276,38 @@ def check_listed(where: object, parts: Sequence[str], names: Sequence[str]) -> N
         DataError: there are some.
     """
     for column, texts in map(_parted, parts):
-        known = {plain(v) for c, values in map(_parted, names) if c == column for v in values}
+        listed = [v for c, values in map(_parted, names) if c == column for v in values]
+        known = {plain(name) for value in listed for name in spellings(value)}
         if odd := [text for text in texts if known and plain(text) not in known]:
             raise _unlisted(where, column, len(odd), odd)
+
+
+def alone(texts: Mapping[str, Sequence[str]], listed: Texts) -> list[str]:
+    """Say which values occur at one site alone, as where sites write one value in several ways.
+
+    Args:
+        texts: of each site, by its name, the columns of texts, as `listed_as` has them.
+        listed: the values that a run lists, by column; ways to write one count as one.
+    """
+    at: dict[tuple[str, str], set[str]] = {}
+    for site, parts in texts.items():
+        for column, values in map(_parted, parts):
+            called = {plain(n): v for v in listed.get(column, ()) for n in spellings(v)}
+            for value in values:
+                at.setdefault((column, called.get(plain(value), value)), set()).add(site)
+    having = {
+        column: sum(column in dict(map(_parted, p)) for p in texts.values()) for column, _ in at
+    }
+    odd: dict[tuple[str, str], list[str]] = {}
+    for (column, value), sites in at.items():
+        if len(sites) == 1 and having[column] > 1:
+            odd.setdefault((column, *sites), []).append(value)
+    return [
+        f"{escaped(', '.join(values))} of the column {escaped(column)} occur"
+        f"{'s' * (len(values) == 1)} at {site} alone: if another site writes it otherwise, list "
+        f"both ways with a slash between, as {escaped(column)}=female/f|male/m"
+        for (column, site), values in odd.items()
+    ]
 
 
 def _unlisted(where: object, column: str, count: int, texts: Sequence[str] = ()) -> DataError:

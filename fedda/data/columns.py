@@ -15,6 +15,7 @@ A folder is looked at in this order. Where a table calls a column otherwise, a s
 
 import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ FILES = (".csv", ".parquet")  # tables of one file
 _DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`
 
 _DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
+_DECIMAL = re.compile(r"\s*[+-]?\d+,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
 _ROWS = 64  # read at a time of a file with texts or images, or of very many columns
 _FEW = 1 << 12  # cells of a CSV file: with more of them a processor's cache does not hold them
@@ -237,7 +239,7 @@ def parts(
     if file.suffix == file_lists.ENDING:
         yield _read_list(file)
     elif file.suffix.lower() == ".csv":
-        yield from _of_csv(file, wanted, reading)
+        yield from _of_csv(file, wanted, reading, numbers)
     else:
         yield from _of_arrow(file, wanted, reading, numbers)
 
@@ -375,8 +377,10 @@ def _read_list(file: Path) -> Columns:
     return {"path": [line.path.as_posix() for line in found], "label": labels}
 
 
-def _of_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Iterator[Mapping[str, Cells]]:
-    """The parts of a CSV file."""
+def _of_csv(
+    file: Path, wanted: Sequence[str], reading: Reading, numbers: Collection[str]
+) -> Iterator[Mapping[str, Cells]]:
+    """The parts of a CSV file; where semicolons separate columns, a number's comma is decimal."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             there, rows = _rows_of(stream)
@@ -386,10 +390,19 @@ def _of_csv(file: Path, wanted: Sequence[str], reading: Reading) -> Iterator[Map
             yield {name: () for name in places}
             whole = _even(file, rows, len(there))
             many = max(_ROWS, _FEW // max(1, len(there)))
+            comma = {*numbers} if rows.dialect.delimiter == ";" else set[str]()
             while columns := [*zip(*islice(whole, many), strict=True)]:
-                yield {name: columns[at] for name, at in places.items()}
+                yield {
+                    name: [*map(_with_point, columns[at])] if name in comma else columns[at]
+                    for name, at in places.items()
+                }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
+
+
+def _with_point(cell: str) -> str:
+    """A number with a decimal point; any other text as it is."""
+    return cell.replace(",", ".") if _DECIMAL.fullmatch(cell) else cell
 
 
 def _even(file: Path, rows: Any, width: int) -> Iterator[list[str]]:
@@ -441,6 +454,8 @@ def samples_of(file: Path) -> dict[str, str]:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             there, rows = _rows_of(stream)
             first = next(filter(None, rows), [])
+            if rows.dialect.delimiter == ";":
+                first = [*map(_with_point, first)]
             return dict(zip(there, first, strict=True))
     except (OSError, ValueError, csv.Error):
         return {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fedda.config import OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
+from fedda.config import BITS, OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
 from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 
@@ -16,8 +16,8 @@ _CROPPED_FROM = 256 / 224
 
 
 AUTO = "auto"
-COLUMNS = ("path", "image", "label", "split", "id", "values")  # that --columns may name
-VALUES = "values"  # columns of numbers, with + between
+COLUMNS = ("path", "image", "label", "split", "id", "values", "drop")  # that --columns may name
+VALUES, DROP = "values", "drop"  # columns of numbers to take, or to leave out, with + between
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Reading:
         window: the run's `input.window`: low,high, own, scales of columns, or empty. It replaces
             `gray_bits`.
         columns: what a table calls the columns that fedda needs, as `path=file,label=diagnosis`,
-            and which of its numbers to take, as `values=age+weight`.
+            and which of its numbers to take, as `values=age+weight`, or to leave out, as
+            `drop=visit`; `north:label=outcome` holds for the site of this name (`at`).
         missing: the run's `input.missing`: what becomes of gaps in vectors.
         needs: the columns of numbers that the run or the model takes, as `naming.brief` has them.
     """
@@ -102,6 +103,8 @@ class Reading:
         Raises:
             ConfigError: it is no window.
         """
+        if bits := BITS.fullmatch(window):
+            return replace(self.within("", missing, needs), gray_bits=int(bits[1]))
         try:
             window_of(window)
         except ValueError as error:
@@ -157,28 +160,56 @@ class Reading:
         Raises:
             ConfigError: `columns` does not say it.
         """
-        found = dict(self._named)
-        found.pop(VALUES, None)
-        return found
+        return {ours: theirs for ours, theirs in self._named.items() if ours not in (VALUES, DROP)}
 
     @property
     def values(self) -> tuple[str, ...]:
         """The columns of numbers to take, in their order; none: all."""
-        return tuple(self._named.get(VALUES, "").split("+")) if VALUES in self._named else ()
+        return self._several(VALUES)
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The columns of numbers to leave out."""
+        return self._several(DROP)
+
+    def _several(self, name: str) -> tuple[str, ...]:
+        return tuple(self._named[name].split("+")) if name in self._named else ()
+
+    def at(self, site: str) -> "Reading":
+        """The same for one of several sites: what is said of it alone wins over what is of all."""
+        said = dict(self._said)
+        its = {ours: theirs for (name, ours), theirs in said.items() if not name}
+        its |= {ours: theirs for (name, ours), theirs in said.items() if name == site}
+        return replace(self, columns=",".join(f"{ours}={theirs}" for ours, theirs in its.items()))
+
+    @property
+    def _said(self) -> Mapping[tuple[str, str], str]:
+        """What tables call a column, by the site that alone does so, and fedda's name of it."""
+        found: dict[tuple[str, str], str] = {}
+        for each in filter(None, self.columns.split(",")):
+            ours, _, theirs = (part.strip() for part in each.partition("="))
+            site, _, ours = ours.rpartition(":")
+            parts = theirs.split("+") if ours in (VALUES, DROP) else [theirs]
+            twice = (site, ours) in found or len({*parts}) < len(parts)
+            if twice or not all(parts) or ours not in COLUMNS:
+                raise self._malformed
+            found[site, ours] = theirs
+        return found
 
     @property
     def _named(self) -> Mapping[str, str]:
-        pairs = [each.partition("=") for each in filter(None, self.columns.split(","))]
-        found = {ours.strip(): theirs.strip() for ours, _, theirs in pairs}
-        wrong = not all(found.values()) or not {*found} <= {*COLUMNS}
-        taken = found.get(VALUES, "").split("+")
-        wrong = wrong or len({*taken}) < len(taken) or (VALUES in found and not all(taken))
-        if wrong or not len(pairs) == len(found) == len({*found.values()}):
-            raise ConfigError(
-                f"--columns is {self.columns!r}; give NAME=COLUMN,... with the names "
-                f"{', '.join(COLUMNS)}, such as path=scan,label=diagnosis or values=age+weight."
-            )
+        found = {ours: theirs for (site, ours), theirs in self._said.items() if not site}
+        if len(found) > len({*found.values()}):
+            raise self._malformed
         return found
+
+    @property
+    def _malformed(self) -> ConfigError:
+        return ConfigError(
+            f"--columns is {self.columns!r}; give NAME=COLUMN,... with the names "
+            f"{', '.join(COLUMNS)}, such as path=scan,label=diagnosis or values=age+weight, and "
+            "north:label=outcome for the site north alone."
+        )
 
     def flat(self) -> dict[str, str | bool]:
         """What the site says, as its configuration has it, and as `said` reads it."""

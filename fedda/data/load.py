@@ -349,13 +349,13 @@ def domains(root: Path, reading: Reading = AS_IT_IS) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for path in _visible(root):
-        if path.is_dir() or _can_be_site(path, reading):
-            name = path.name if path.is_dir() else path.stem
-            if (other := found.setdefault(name, path)) is not path:
-                raise RunError(
-                    f"{root} has {other.name} and {path.name}, which would both be the site "
-                    f"'{name}'; rename or remove one of them."
-                )
+        name = path.name if path.is_dir() else path.stem
+        can_be = path.is_dir() or _can_be_site(path, reading.at(name))
+        if can_be and (other := found.setdefault(name, path)) is not path:
+            raise RunError(
+                f"{root} has {other.name} and {path.name}, which would both be the site "
+                f"'{name}'; rename or remove one of them."
+            )
     return found
 
 

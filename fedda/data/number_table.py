@@ -98,7 +98,12 @@ class NumberTable(Npz):
         known = taken(reading.needs, there)
         known = known if {*known} <= {*there} else ()
         self._indices = [name for name in there if _INDEX.fullmatch(name)]
-        own = {"label", "split", *KEYS, *self._indices}
+        own = {"label", "split", *KEYS, *self._indices, *reading.dropped}
+        if odd := [name for name in reading.dropped if name not in there]:
+            raise DataError(
+                f"{path} has no column {naming.escaped(odd[0])} to leave out (it has "
+                f"{listed(there, 12)}): give --columns drop= names that are there"
+            )
         self._names = reading.values or known or tuple(sorted({*there} - own))
         if not (reading.values or known):
             self._check_labels()

@@ -58,7 +58,8 @@ class OwnColumns:
         if len(x) < LEAST and (reading.own or self.gaps.rows):
             raise DataError(
                 f"{where} has {len(x)} vectors, too few for means and deviations of their own, "
-                f"as {asks} asks for; {LEAST} are needed: add some, or say whose to take"
+                f"as {asks} asks for; {LEAST} are needed: add some, or say whose to take "
+                "(fedda predict --like)"
             )
         self._indicator = reading.missing == "indicator"
         self.mean, deviation = _moments(x, self.gaps.seen)

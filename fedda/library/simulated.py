@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedda.comparison.options import poison_of
-from fedda.config import DEFAULT, REFUSE, Flat
+from fedda.config import DEFAULT, REFUSE, Flat, categories_of
 from fedda.data import Description, Reading, Role, describe, passed_over
-from fedda.data.categories import LEAVING
+from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
 from fedda.data.sets import FILLING
@@ -69,11 +69,14 @@ def execute(
     reading = Reading.of(
         launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links, launch.columns
     )
+    if reading.gray_bits and not config.input.window:  # so that the model's file holds it
+        seen = config.input.model_copy(update={"window": f"{reading.gray_bits} bits"})
+        config = config.model_copy(update={"input": seen})
     root = Path(launch.simulate)
     if odd := passed_over(root, reading):
         say(odd)
     found = local.folders(root, launch.target, poison, launch.threads, reading)
-    sites = [site | reading.flat() for site in found]
+    sites = [site | reading.at(site["name"]).flat() for site in found]
     if launch.teacher:
         targets = [site for site in sites if site["role"] == "target"]
         if len(targets) > 1:
@@ -83,6 +86,7 @@ def execute(
             )
         targets[0]["teacher"] = launch.teacher
     names, empty = {site["data"]: site["name"] for site in sites}, list[set[str]]()
+    texts: dict[str, tuple[str, ...]] = {}
 
     def described(path: str, role: Role, reading: Reading) -> Description:
         """Describe a site's data, and say what is odd about them."""
@@ -95,12 +99,15 @@ def execute(
             if not text.endswith(settled):
                 say(f"{names[path]}: {text}")
         empty.append({*about.empty})
+        texts[names[path]] = about.texts
         return about
 
     # Else the run would wait for a site that cannot answer.
     classes = local.rehearse(config, sites, described)
     if nowhere := sorted(set[str].intersection(*empty)):
         say(f"no site has a value in {listed(nowhere)}: leave such columns out at all sites")
+    for text in alone(texts, categories_of(config.input.categories)):
+        say(text)
     for site in sites:
         if file := site.get("teacher"):
             device = load("clients", "site.memory").pick_device("auto")

@@ -83,7 +83,7 @@ def _cards(snapshot: Snapshot, run: RunNow, story: Story) -> list[Html]:
         )
     ]
     if state := ended(run, story):
-        cards.append(card("RunNow", state, f"after {duration(story.last - story.began)}"))
+        cards.append(card("Run", state, f"after {duration(story.last - story.began)}"))
     else:
         left = NOTHING if story.left is None else clock(story.left)
         cards.append(card("Left, estimated", left, "for all trainings of the run"))

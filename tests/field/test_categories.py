@@ -20,7 +20,7 @@ from fedda import data, models
 from fedda.cli import app
 from fedda.config import InputConfig, categories_of
 from fedda.data import Reading, naming
-from fedda.data.categories import FEW_NUMBERS, Coding, advice, coded, numbered, taken
+from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered, taken
 from fedda.errors import ConfigError, DataError, FeddaError, RosterError
 from fedda.library import own_data
 from fedda.settings import RunConfig
@@ -73,6 +73,29 @@ def test_a_list_by_hand() -> None:
     for odd in ("sex", "sex=male", "=a|b", "sex=a|b,sex=c|d", *alike, "sex=a||b", ","):
         with pytest.raises(ConfigError, match="each column once"):
             RunConfig.parse({"input.categories": odd})
+
+
+def test_several_ways_to_write_a_value() -> None:
+    """By hand: four hospitals' ways to write a sex are one column of 0 and 1."""
+    declared = categories_of("sex=female/f/weiblich|male/m/männlich, thal=a/b|c|d")
+    names = coded(("sex", "thal"), declared)
+    assert names[0] == "sex=female/f/weiblich|male/m/männlich" and names[1] == "thal=a/b"
+    x = torch.tensor([[float(i), float(i % 3)] for i in range(5)])
+    texts = {"sex": ("F", "Weiblich", "m", "male", "M\u00e4nnlich"), "thal": ("A", "b", "c")}
+    (made,) = Coding(("sex", "thal"), names, texts, "here", False).every(iter([x]))
+    assert made[:, 0].tolist() == [0, 0, 1, 1, 1]
+    assert made[:, 1].tolist() == [1, 1, 0, 1, 1]
+    for odd in ("sex=f/m|m", "sex=f/F|m/f", "sex=f/|m"):
+        with pytest.raises(ConfigError, match="each column once"):
+            RunConfig.parse({"input.categories": odd})
+
+
+def test_a_value_at_one_site_alone_is_named() -> None:
+    sites = {"north": ("sex=female|male",), "south": ("sex=F|M", "town=x|y"), "west": ("sex=male",)}
+    (first, second) = alone(sites, {})
+    assert first.startswith("female of the column sex occurs at north alone")
+    assert second.startswith("F, M of the column sex occur at south alone")  # town: nobody else's
+    assert not alone(sites, categories_of("sex=female/f|male/m"))
 
 
 def test_coded_names_say_all() -> None:

@@ -15,12 +15,12 @@ from fedda.cli.its_files import OPTIONS
 from fedda.comparison import Plan, Variant
 from fedda.config import Inputs
 from fedda.data import Reading, columns, naming
-from fedda.errors import DataError, FeddaError
+from fedda.errors import ConfigError, DataError, FeddaError
 
 NAMES = ("age", "chol", "sex", "zinc")
 FEW: Any = {
     "model_name": "mlp",
-    "model_sizes": "8",
+    "model_hidden": "8",
     "rounds": 6,
     "train_batch_size": 30,
     "train_lr": 0.1,
@@ -265,3 +265,46 @@ def test_a_frame_with_two_columns_of_one_name_is_not_predicted(run: fedda.Run) -
     twice = pd.concat([x, x[["age"]]], axis=1)
     with pytest.raises(DataError, match="two columns 'age'"):
         run.model.predict(twice)
+
+
+def test_a_name_may_hold_for_one_site_alone() -> None:
+    said = Reading.of(columns="north:label=outcome,label=diagnosis,south:drop=visit,path=p")
+    assert said.named == {"label": "diagnosis", "path": "p"}
+    assert said.at("north").named == {"label": "outcome", "path": "p"}
+    assert said.at("south").dropped == ("visit",) and not said.at("north").dropped
+    assert Reading.said(said.at("north").flat()) == said.at("north")
+    for odd in ("north:label=a,north:label=b", "north:age=a", "drop=a+a", "drop=", "north:label="):
+        with pytest.raises(ConfigError, match="--columns is"):
+            Reading.of(columns=odd).at("north")
+
+
+def test_sites_with_labels_of_other_names_columns_to_leave_out_and_decimal_commas(
+    tmp_path: Path,
+) -> None:
+    """Three exports as hospitals have them are simulated as they are."""
+    draws, sites = np.random.default_rng(0), tmp_path / "sites"
+    sites.mkdir()
+    for name, label in (("north", "outcome"), ("south", "diagnosis"), ("west", "Diagnose")):
+        y = np.arange(80) % 2
+        frame = pd.DataFrame({"age": draws.normal(50, 9, 80), "chol": y + draws.normal(0, 0.1, 80)})
+        frame["visit"], frame[label] = [f"2024-01-{i % 28 + 1}" for i in range(80)], y
+        european = {"sep": ";", "decimal": ","} if name == "south" else {}
+        frame.to_csv(sites / f"{name}.csv", index=False, **european)
+    columns = "label=outcome,south:label=diagnosis,west:label=Diagnose,drop=visit"
+    south = data.describe(
+        sites / "south.csv", "source", reading=Reading(columns=columns).at("south")
+    )
+    assert south.shape == (2,) and south.counts == {"0": 40, "1": 40}
+    x = data.load_source(sites / "south.csv", reading=Reading(columns=columns).at("south")).x
+    assert 30 < float(x[:, 0].mean()) < 70  # "50,3" is fifty
+    about = {
+        "rounds": 3,
+        "run_refine": "none",
+        "baseline": "none",
+        "quiet": True,
+        "preset": "table",
+    }
+    run = fedda.simulate(sites, "west", "fedavg", columns=columns, dir=tmp_path / "r", **about)
+    assert len(run.model.predict(sites / "north.csv")) == 80  # its columns are found by name
+    with pytest.raises(DataError, match="no column nowhere to leave out"):
+        data.describe(sites / "south.csv", "source", reading=Reading(columns="drop=nowhere"))

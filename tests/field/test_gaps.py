@@ -22,7 +22,7 @@ from fedda.models import blank
 from fedda.settings import RunConfig, Task
 
 NAN = float("nan")
-FEW: Any = {"model_name": "mlp", "model_sizes": "8", "rounds": 2, "train_batch_size": 30}
+FEW: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 2, "train_batch_size": 30}
 MEAN, MEDIAN, INDICATOR = (Reading(missing=way) for way in ("mean", "median", "indicator"))
 FILLED = [way for way in get_args(Missing) if way != "refuse"]
 

@@ -84,7 +84,7 @@ def test_a_data_set_becomes_sites(
         assert data.describe(out / domain, "target").counts == {}
         train = data.load_source(out / domain)
         assert ((train.x[:, 0, 0, 0] % 2 == 0) == (train.y == 0)).all()
-    about: Any = {"model_name": "mlp", "model_sizes": "8", "rounds": 1, "quiet": True}
+    about: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 1, "quiet": True}
     run = fedda.simulate(out, "sketch", "fedavg", dir=tmp_path / "run", **about)
     assert run.results.accuracy is not None
     again = call("flwrlabs/pacs", out)

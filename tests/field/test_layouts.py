@@ -94,7 +94,7 @@ def test_lists_are_read_by_check_and_by_runs(tmp_path: Path) -> None:
     assert list(data.domains(tmp_path / "net")) == ["clipart", "real", "sketch"]
     assert data.passed_over(tmp_path / "net") == ""
     run = fedda.simulate(
-        tmp_path / "net", "real", "fedavg", rounds=1, quiet=True, model_name="mlp", model_sizes="8"
+        tmp_path / "net", "real", "fedavg", rounds=1, quiet=True, model_name="mlp", model_hidden="8"
     )
     assert run.results.classes == CLASSES
     (tmp_path / "net" / "notes.txt").write_text("by hand")
@@ -252,7 +252,7 @@ def test_columns_go_to_every_site_of_a_run(tmp_path: Path) -> None:
     for name in ("north", "south", "west"):
         rows = [(stem, label) for stem, label in scans(tmp_path / name)]
         table(tmp_path / name / "all.csv", ("scan", "finding"), rows)
-    settings = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "quiet": True}
+    settings = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "quiet": True}
     columns = "path=scan,label=finding"
     with pytest.raises(FeddaError, match=columns):
         fedda.simulate(tmp_path, "west", "fedavg", **settings)

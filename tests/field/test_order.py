@@ -21,7 +21,7 @@ from fedda.library.outcome import Model
 COUNT = 12
 VALUES = [10 + 20 * i for i in range(COUNT)]  # of image i, so that each can be told
 SPLITS = ["train", "test", "train"] * (COUNT // 3)
-MLP = ModelConfig(name="mlp", sizes="4")
+MLP = ModelConfig(name="mlp", hidden="4")
 
 
 def pictures(folder: Path) -> list[str]:

@@ -86,7 +86,7 @@ def test_a_site_in_hdf5_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture
     np.savez(tmp_path / "t.npz", **arrays())  # type: ignore[arg-type]
     (tmp_path / "notes.txt").touch()
     run = fedda.simulate(
-        tmp_path, "t", "fedavg", rounds=1, baseline="none", model_name="mlp", model_sizes="4"
+        tmp_path, "t", "fedavg", rounds=1, baseline="none", model_name="mlp", model_hidden="4"
     )
     assert [each["name"] for each in run.results.raw["sites"]] == ["a", "c", "t"]
     assert "notes.txt" in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_source_without_one_class_takes_part(tmp_path: Path, method: str) -> N
     sites = (("a", CLASSES), ("b", ("fox", "cat")), ("c", CLASSES), ("t", CLASSES))
     for name, classes in sites:
         folders(tmp_path / "sites" / name, classes, CLASSES if name == "t" else ())
-    model: dict[str, Any] = {"model_name": "mlp", "model_sizes": "4", "train_batch_size": 8}
+    model: dict[str, Any] = {"model_name": "mlp", "model_hidden": "4", "train_batch_size": 8}
     if method == "mdan":
         model |= {"exchange_min_examples": 4, "exchange_expose_features": True, "rounds": 4}
     run = fedda.simulate(tmp_path / "sites", "t", method, baseline="none", **{"rounds": 2, **model})

@@ -117,7 +117,7 @@ def _settings(shapes: set[tuple[int, ...]]) -> str:
     if not shapes:
         return "-c model.name=resnet18 -c input.size=224 -c input.channels=3"
     if any(len(shape) == 1 for shape in shapes):
-        return "-c model.name=mlp -c model.sizes=1000,500,100"
+        return "-c model.name=mlp -c model.hidden=1000,500,100"
     if len(shapes) == 1 and all(shape[0] == shape[1] for shape in shapes):
         return ""
     channels = 3 if any(len(shape) == 3 for shape in shapes) else 1
