@@ -251,7 +251,8 @@ class Client(NumPyClient):
         Raises:
             ConfigError: a round would have less than a block.
         """
-        rounds, blocks = self.task.train.rounds_per_epoch, self.site.blocks.blocks
+        rounds = self.task.train.rounds_per_epoch_of(len(self.data))
+        blocks = self.site.blocks.blocks
         if len(blocks) < rounds:
             raise ConfigError(
                 f"train.rounds-per-epoch is {rounds:g}, which leaves fewer than "

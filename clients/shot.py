@@ -53,7 +53,9 @@ class Source(fedavg.Source):
 
     def epochs(self, optimizer: optim.Optimizer) -> Iterator[Tensor]:
         """The mini-batches of all epochs, each at its learning rate."""
-        train, count = self.task.train, self.options.epochs
+        train = self.task.train
+        passes = 1 / train.rounds_per_epoch_of(len(self.data))  # more where images are few
+        count = round(self.options.epochs * max(passes, 1.0))
         begin = learning_rate(train, self.request.round, self.task.rounds)
         units = [group["lr"] / begin for group in optimizer.param_groups]
         for epoch in range(1, count + 1):

@@ -37,6 +37,7 @@ TIMM = "timm:"  # prefix of a network of the package timm
 # The learning rate of new layers, in units of that of pretrained ones, as in FADA.
 NEW_LAYERS = 10
 MOST_SHRINKING = 0.1  # share of a weight that one step may take away for no gradient's sake
+MOST_PASSES = 10  # over a site's images in a round, for the sake of `train.steps`
 LEAST_NOISE = 0.01  # of a step; with less, epsilon is in the thousands and cannot be computed
 LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
@@ -115,8 +116,9 @@ class InputConfig(Section):
     window: str = ""
     """low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that become black and
     white, the same at all sites, such as -160,240; empty: all values that the file's bits can hold,
-    or a DICOM file's own window; own: of vectors, each site's own mean and deviation become 0 and
-    1; age=54/9, chol=240/50: of tables, the same mean and deviation of a column at all sites do"""
+    or a DICOM file's own window; 12 bits: of image files, 0 to 4095; own: of vectors, each site's
+    own mean and deviation become 0 and 1; age=54/9, chol=240/50: of tables, the same mean and
+    deviation of a column at all sites do"""
 
     missing: Missing = REFUSE
     """gaps (NaN) in vectors: refuse; mean or median: filled with that of the column at the site
@@ -124,8 +126,9 @@ class InputConfig(Section):
     sites, so vectors are twice as long"""
     categories: str = Field(default="", max_length=10_000)
     """the values of tables' columns of texts, the same at all sites, such as sex=female|male,
-    thal=normal|fixed|reversible: two become 0 and 1, more a column each; a value that is not listed
-    is refused, or missing where input.missing fills"""
+    thal=normal|fixed|reversible: two become 0 and 1, more a column each; ways to write one value at
+    different sites stand with a slash between, sex=female/f|male/m; a value that is not listed is
+    refused, or missing where input.missing fills"""
 
     @field_validator("categories")
     @classmethod
@@ -149,22 +152,37 @@ class ModelConfig(Section):
         description=f"architecture: {', '.join(NETWORKS)}, timm:NAME, or one that an installed "
         "package adds",
     )
-    sizes: str = ""
-    """hidden layers of the mlp, for example 1000,500,100"""
+    hidden: str = Field(default="", max_length=200)
+    """widths of hidden layers between the network and the head, such as 512,256, each linear with
+    BatchNorm, ReLU and, between two, dropout; the mlp consists of them; empty: none"""
     weights: str = "none"
     """none, package (the weights that an installed package holds), default, a name of torchvision's
     weights, or a local weights file"""
     bottleneck: int = Field(default=0, ge=0, le=WIDEST)
-    """width of a layer between network and head, linear with BatchNorm; 0: none"""
+    """width of a layer right before the head, linear with BatchNorm; 0: none"""
     # Beyond .75, a value is left in for a single image of a batch.
     dropout: float = Field(default=0.0, ge=0, le=0.75)
-    """share of the bottleneck's values that are left out in a step of training"""
+    """share of the values of hidden layers and bottleneck that are left out of a step"""
     norm: Literal["batch", "group"] = "batch"
     """group: GroupNorm (for vectors LayerNorm) in place of BatchNorm, which mixes a batch's
     examples, in what learns"""
     train: Literal["all", "last-block", "bottleneck"] = "all"
-    """what learns, besides the head: all, the network's last-block with the bottleneck, or the
-    bottleneck alone; the rest stays as pretrained and is not sent"""
+    """what learns, besides the head: all, the network's last-block with hidden layers and the
+    bottleneck, or these alone; the rest stays as pretrained and is not sent"""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of the hidden layers."""
+        return tuple(int(width) for width in self.hidden.split(",") if width)
+
+    @field_validator("hidden")
+    @classmethod
+    def _are_widths(cls, text: str) -> str:
+        if text and not all(re.fullmatch(r" *[1-9]\d{0,5} *", w) for w in text.split(",")):
+            raise ValueError("give the widths of the layers with commas, such as 512,256")
+        if any(int(width) > WIDEST for width in text.split(",") if width):
+            raise ValueError(f"a layer has {WIDEST} units at most")
+        return text.replace(" ", "")
 
 
 Precision = Literal["float32", "bfloat16"]
@@ -178,6 +196,9 @@ class TrainConfig(Section):
     """images per step; a site refuses fewer than its --min-images"""
     rounds_per_epoch: float = Field(default=1.0, ge=0.01, le=1000)
     """below 1: several epochs per round; above 1: part of an epoch"""
+    steps: int = Field(default=0, ge=0, le=100_000)
+    """a site takes at least so many steps in a round: with few images it passes over them more
+    often, ten times at most; 0: as often as train.rounds-per-epoch says"""
     optimizer: Literal["sgd", "adam", "adadelta"] = "sgd"
     """sgd, as in most papers; adam; or adadelta, as in MDAN's code"""
     lr: float = Field(default=0.02, gt=0, le=1)
@@ -219,6 +240,15 @@ class TrainConfig(Section):
     sampler: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: sources repeat images of rare classes until all classes are equally frequent in an
     epoch; steps whose gradients are summed stay as they are"""
+
+    def rounds_per_epoch_of(self, images: int) -> float:
+        """Rounds in which a site of so many images passes over them once; `steps` lowers it."""
+        passes = min(self.steps * self.batch_size / max(images, 1), MOST_PASSES)
+        return min(self.rounds_per_epoch, 1 / passes) if passes else self.rounds_per_epoch
+
+    def steps_of(self, images: int) -> int:
+        """Steps of a round at a site of so many images."""
+        return max(1, math.ceil(images / self.batch_size / self.rounds_per_epoch_of(images)))
 
     @field_validator("lipschitz")
     @classmethod
@@ -503,13 +533,16 @@ def scales_of(window: str) -> dict[str, tuple[float, float]]:
     return found
 
 
+BITS = re.compile(r"([89]|1[0-6]) bits")  # an `input.window` as `--gray-bits` says it at a site
+
+
 def window_of(text: str) -> tuple[float, float] | None:
-    """The values that become black and white, from `low,high`; None if nothing is said of gray.
+    """The values that become black and white, from `low,high`; None if it says no such values.
 
     Raises:
         ValueError: it is no window, or low is not below high.
     """
-    if not text or text == OWN or scales_of(text):
+    if not text or text == OWN or BITS.fullmatch(text) or scales_of(text):
         return None
     parts = text.split(",") if len(text) <= 64 else []
     try:
@@ -522,7 +555,7 @@ def window_of(text: str) -> tuple[float, float] | None:
 
 
 def categories_of(text: str) -> dict[str, tuple[str, ...]]:
-    """The values of columns, by name, from `sex=female|male, thal=normal|fixed|reversible`.
+    """The values of columns, by name, from `sex=female/f|male/m, thal=normal|fixed|reversible`.
 
     Raises:
         ValueError: it is no such list.
@@ -531,14 +564,20 @@ def categories_of(text: str) -> dict[str, tuple[str, ...]]:
     for part in text.split(",") if text.strip() else ():
         column, _, values = (each.strip() for each in part.partition("="))
         several = tuple(each.strip() for each in values.split("|"))
-        different = {*map(plain, several)} - {""}
-        if not column or column in found or not 1 < len(several) == len(different):
+        every = [name for value in several for name in {*map(plain, spellings(value))}]
+        alike = len(every) > len({*every}) or "" in every
+        if not column or column in found or len(several) < 2 or alike:
             raise ValueError(
                 "give each column once, with two or more different values (case, spaces and zeros "
                 "make no difference), as sex=female|male, thal=normal|fixed|reversible"
             )
         found[column] = several
     return found
+
+
+def spellings(value: str) -> list[str]:
+    """How a value of `input.categories` may be written in files: as a whole, or as each part."""
+    return [value, *value.split("/")]
 
 
 def plain(name: str) -> str:

@@ -252,10 +252,10 @@ class Method:
             ConfigError: there is nothing to align.
         """
         adapts = self.gradients and self.sums(options)
-        if adapts and model.name == "identity" and not model.bottleneck:
+        if adapts and model.name == "identity" and not (model.hidden or model.bottleneck):
             raise ConfigError(
                 f"model.name is identity, so there is no encoder, but {self.name} adapts one; set "
-                "model.bottleneck, or model.name to mlp."
+                "model.bottleneck or model.hidden."
             )
 
     def phase(self, name: str) -> Phase:

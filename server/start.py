@@ -67,7 +67,7 @@ def _check_model(
 ) -> None:
     theirs = about.config
     _compare(run, "model", theirs.name, config.name)
-    _compare(run, "sizes", theirs.sizes, config.sizes)
+    _compare(run, "hidden layers", theirs.hidden, config.hidden)
     _compare(run, "bottleneck", theirs.bottleneck, config.bottleneck)
     _compare(run, "train", theirs.train, config.train)
     if (theirs.weights == "none") != (config.weights == "none"):  # pretrained ones normalise inputs

@@ -23,7 +23,7 @@ from fedda.results.read import MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
-from . import appraised, checkpoint, stopping
+from . import appraised, checkpoint, planned, stopping
 from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
@@ -116,11 +116,14 @@ class TrainingRounds:
             state = checkpoint.State(0, self._initial())
         self.ledger.restore(state.ledger)
         strategy = self.strategy = self._strategy(state)
+        steps = planned.steps(self.task, {n.name: n.examples for n in self.roster.sources})
         self.journal.write(
             "training",
             **self._about,
             round=state.round,
             rounds=self._last(state),
+            steps=steps,
+            few=planned.few(self.task, steps),
         )
         arrays, resumed = strategy.packed(state.model), state.round
         while state.round < self._last(state):
@@ -130,7 +133,14 @@ class TrainingRounds:
             self.round, strategy.last = state.round + 1, self._last(state)
             self.phases.restart()
             self._fewest: list[int] = []
-            arrays, numbers = self._train_round(strategy, arrays)
+            try:
+                arrays, numbers = self._train_round(strategy, arrays)
+            except QuorumError:
+                back = self._gone_back(strategy, state, self._divergence)
+                if back is None:
+                    raise
+                state = back
+                break
             tested = self._tested(strategy, arrays) if self.config.run.evaluate else {}
             entry = {
                 "round": self.round,
@@ -157,6 +167,8 @@ class TrainingRounds:
             self.journal.write("round", **self._about, **entry)
             for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
                 self.journal.write("doubt", **self._about, **doubt.to_json())
+            if not self._is_last and (why := stopping.collapse(self.task, state.history)):
+                state = self._gone_back(strategy, state, why) or state
             self._say_if_ending(state)
         if resumed == self._last(state) and checkpoint.untested(state):
             state = self._make_up(strategy, arrays, state)
@@ -176,6 +188,42 @@ class TrainingRounds:
         patience, last = self.config.run.patience, self._last(state)
         if last == state.round + 1 and (text := stopping.sentence(self.task, patience, last)):
             self.journal.write("ending", **self._about, round=state.round, last=last, text=text)
+
+    @property
+    def _divergence(self) -> str:
+        """What sites said of values that are not finite, in words; empty if none did."""
+        said = [t for t in self._said.values() if t.startswith(Code.NOT_FINITE.public)]
+        return f"the training has diverged: {said[0]}" if said else ""
+
+    def _gone_back(
+        self, strategy: base.FedDA, state: checkpoint.State, why: str
+    ) -> checkpoint.State | None:
+        """End the training with the model of the round with the highest infomax -> its last state.
+
+        None where that is not possible, as an adapted model stays at the target, or nothing was
+        tested.
+
+        Args:
+            strategy: the training's.
+            state: after the last finished round.
+            why: what went wrong; empty if it is no matter of the model.
+        """
+        best = checkpoint.read(self.folder, checkpoint.BEST) if why and not self._stays else None
+        if best is None:
+            return None
+        self.round = strategy.last = state.round
+        strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
+        tested = self._tested(strategy, strategy.packed(best.model)) or {UNTESTED: True}
+        *earlier, last = state.history
+        entry = last | tested | {stopping.RETURNED: best.round}
+        entry["bytes"] = self.ledger.round(self.round)
+        facts = {"history": [*earlier, entry], "ledger": self.ledger.state(), "best": state.best}
+        state = replace(best, round=state.round, **facts)
+        checkpoint.write(self.folder, state)
+        self.journal.write("round", **self._about, **entry)
+        text = f"{why}; it ends, with the model of round {best.round}"
+        self.journal.write("ending", **self._about, round=state.round, last=state.round, text=text)
+        return state
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         """Make the strategy, with what the state says that it remembers."""
@@ -312,7 +360,7 @@ class TrainingRounds:
             for r in range(stage.first, stage.last + 1)
         }
         train = self.task.train
-        steps = max(sources.values(), default=0) / train.batch_size / train.rounds_per_epoch
+        steps = max((train.steps_of(n) for n in sources.values()), default=0)
         last = stopping.last_round(self.task, self.config.run.patience, history)
         about = (last, self.task.classes, sources, entropies)
         told = {"rate": train.lr, "steps": steps, "suspect": self.task.suspect}
@@ -404,7 +452,9 @@ class TrainingRounds:
             "calibration_bytes": sum(self.ledger.round(state.round + 1).values()),
             "model": str(path),
             "hidden": self.task.hidden,
-            "stopped": stopping.sentence(self.task, self.config.run.patience, state.round),
+            "stopped": stopping.sentence(
+                self.task, self.config.run.patience, state.round, state.history
+            ),
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
             **worth_it,

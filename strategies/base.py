@@ -362,8 +362,7 @@ class FedDA(Strategy):
         Sites that take no part in the round bound nobody's number of examples.
         """
         counts = self.roster.counted(list(nodes), self.setup.guard.max_examples)
-        train, most = self.task.train, max(counts.values())
-        return max(1, math.ceil(most / train.batch_size / train.rounds_per_epoch))
+        return self.task.train.steps_of(max(counts.values()))
 
     def enough(self, count: int) -> None:
         """Check the quorum of sources.

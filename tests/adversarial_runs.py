@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "rounds": 2,
     "run.name": "four",
     "model.name": "mlp",
-    "model.sizes": str(WIDTH),
+    "model.hidden": str(WIDTH),
     "train.batch-size": BATCH,
     "train.lr": LR,
     "train.schedule": "constant",

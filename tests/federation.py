@@ -14,15 +14,16 @@ from fedda.settings import RunConfig
 from server.checkpoint import replace
 from server.journal import Event, Journal
 from server.simulation import simulate
-from tests.local_grid import EXAMPLES, make_domains
+from tests.local_grid import EXAMPLES, PLAIN, make_domains
 from tests.patience import PATIENCE
 
 MIN_IMAGES = 16  # of these small sites, which have fewer than a site should have
 
 LIVE: dict[str, Any] = {
+    **PLAIN,
     "rounds": 3,
     "model.name": "mlp",
-    "model.sizes": "64",
+    "model.hidden": "64",
     "train.batch-size": 16,
     "run.expect": 4,
     "wait.sites": 90.0,

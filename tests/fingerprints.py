@@ -29,7 +29,7 @@ SEEDS = "0,1"
 
 IMAGES = {
     "model.name": "digit-cnn",
-    "model.sizes": "",
+    "model.hidden": "",
     "train.lr": 0.01,
 }  # BatchNorm in two dimensions, and dropout
 TWO_STEPS = {"exchange.p": 2}

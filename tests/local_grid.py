@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from clients.app import make_app
 from clients.site.memory import resident
 from fedda import models, plugins, records, wire
+from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed
@@ -39,10 +40,20 @@ EXAMPLES = {"anna": 40, "bert": 50, "carl": 60, "town": 48}  # the last is the t
 SOURCES = ["anna", "bert", "carl"]
 TESTED, SIDE, CLASSES = 24, 8, 4
 
+# No more than one pass over a site's few examples in a round, and KD3A by the paper.
+PLAIN: dict[str, Any] = {
+    "model.dropout": 0.0,
+    "train.steps": 0,
+    "train.carry-momentum": False,
+    "train.weight-decay": 0.0,
+    **{f"kd3a.{name}": value for name, value in kd3a.PRESETS["paper"].items()},
+    "kd3a.focus-from": 0.01,
+}
 FAST: dict[str, Any] = {
+    **PLAIN,
     "rounds": 2,
     "model.name": "mlp",
-    "model.sizes": "16",
+    "model.hidden": "16",
     "train.batch-size": 16,
     "train.lr": 0.05,
     "run.expect": len(EXAMPLES),

@@ -80,7 +80,7 @@ def order_of(bench: Bench, server_round: int, n: int) -> list[Tensor]:
         {"train__batch_size": 47},  # of 48 images: the last one joins the batch before it
         {"train__rounds_per_epoch": 0.5},
         {"train__rounds_per_epoch": 2.5},
-        {"model__name": "digit-cnn", "model__sizes": ""},
+        {"model__name": "digit-cnn", "model__hidden": ""},
     ],
     ids=str,
 )
@@ -151,7 +151,7 @@ def test_a_whole_run_with_fedavg_as_baseline(domains: list[Node], runs: dict[str
 
 
 def test_a_model_without_batchnorm_is_refused_before_anything_is_sent(domains: list[Node]) -> None:
-    settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
     bench = Bench(domains, "adabn", **settings)
     with pytest.raises(ConfigError, match=r"lenet, which has no BatchNorm layer.*digit-cnn"):
         bench.begin()
@@ -159,7 +159,7 @@ def test_a_model_without_batchnorm_is_refused_before_anything_is_sent(domains: l
 
 
 def test_the_target_refuses_a_model_without_batchnorm_too(domains: list[Node]) -> None:
-    settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.adabn.adabn.check_batchnorm", lambda entries, model: None)
         bench = Bench(domains, "adabn", **settings)

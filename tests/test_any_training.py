@@ -77,7 +77,7 @@ def drawn(draw: Random, method: str) -> dict[str, Any]:
     chosen["train.sampler"] = draw.choice(("shuffle", "balanced"))
     chosen["train.rounds-per-epoch"] = draw.choice((0.5, 1.0, 2.0))
     chosen["model.name"] = draw.choice(("identity", "mlp", "mlp"))
-    return chosen | {"model.sizes": "16" if chosen["model.name"] == "mlp" else ""}
+    return chosen | {"model.hidden": "16" if chosen["model.name"] == "mlp" else ""}
 
 
 def images_of(node: Node) -> torch.Tensor:

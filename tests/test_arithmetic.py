@@ -299,7 +299,7 @@ def test_its_state_is_that_of_the_optimizer_inside() -> None:
 def test_every_method_trains_so(method: str, domains: list[Node], tmp_path: Path) -> None:
     settings = {"method": method, "run.dir": str(tmp_path)} | SETTINGS.get(method, {}) | FAST | FEW
     if method != "centring":  # for which a mean of images would be a picture of them
-        settings |= {"model.name": "digit-cnn", "model.sizes": ""}
+        settings |= {"model.name": "digit-cnn", "model.hidden": ""}
     results, _ = run(domains, settings)
     assert not results["events"], results["events"]
     (training,) = results["trainings"][method]

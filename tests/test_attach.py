@@ -241,7 +241,7 @@ def simulated(domains: list[Node], folder: Path, *words: Any) -> Process:
     """Start a simulated run that would take hours, and wait until its first round is over."""
     root = Path(str(domains[0]["data"])).parent
     line = ["fedavg", "--simulate", root, "--target", "town", "--dir", folder.parent]
-    line += ["--name", folder.name, "-c", "model.name=mlp", "-c", "model.sizes=8"]
+    line += ["--name", folder.name, "-c", "model.name=mlp", "-c", "model.hidden=8"]
     run = command(folder.parent, "run", "run", *line, "--rounds", "100000", *words)
     run.wait_for("round 1/", PATIENCE)
     return run
@@ -338,7 +338,7 @@ def test_sigterm_ends_a_run_that_ignores_ctrl_c(domains: list[Node], tmp_path: P
     """As under nohup, or as a service that was started in the background of a script."""
     root = Path(str(domains[0]["data"])).parent
     line = [*PROGRAM, "run", "fedavg", "--simulate", root, "--target", "town", "--dir", tmp_path]
-    line += ["-c", "model.name=mlp", "-c", "model.sizes=8", "--rounds", "100000"]
+    line += ["-c", "model.name=mlp", "-c", "model.hidden=8", "--rounds", "100000"]
     ignoring = ["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", *map(str, line)]
     run = Process("run", ignoring, tmp_path / "run.log", {**os.environ})
     try:

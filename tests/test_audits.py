@@ -42,7 +42,7 @@ def made(tmp_path: Path, N: int = 48, side: int = 0, name: str = "mlp") -> Path:
     np.savez(tmp_path / "clinic.npz", x_train=x, y_train=y, x_test=x[::-1] // 2, y_test=y[::-1])
     run = tmp_path / "run"
     run.mkdir()
-    config = ModelConfig(name=name, sizes="8" if name == "mlp" else "")
+    config = ModelConfig(name=name, hidden="8" if name == "mlp" else "")
     shape = (1, side, side) if side else (12,)
     model = models.build(config, shape, 3, seed=0)
     models.save(run / "model.safetensors", model, config=config, shape=shape, classes=NAMES)

@@ -31,7 +31,7 @@ STEP: dict[str, Any] = {
 def extended(name: str = "mlp", d: tuple[int, ...] = (5,)) -> models.Model:
     extension = models.Extension("autodial", {})
     return models.build(
-        ModelConfig(name=name, sizes="6" if name == "mlp" else ""),
+        ModelConfig(name=name, hidden="6" if name == "mlp" else ""),
         d,
         3,
         seed=0,

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "run.baseline": "fedavg",
     "rounds": 2,
     "model.name": "mlp",
-    "model.sizes": "16",
+    "model.hidden": "16",
     "train.batch-size": 16,
     "kd3a.vote": "hard",
     "track.mlflow": "",

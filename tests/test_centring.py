@@ -261,7 +261,7 @@ def test_a_training_is_told_once_whatever_the_server_asks(
 
 def test_a_convolution_over_the_images_is_refused(domains: list[Node]) -> None:
     with pytest.raises(ConfigError, match=r"convolution.*model\.train=bottleneck"):
-        Bench(domains, "centring", **LATER, model__name="digit-cnn", model__sizes="").begin(1)
+        Bench(domains, "centring", **LATER, model__name="digit-cnn", model__hidden="").begin(1)
 
 
 def test_noise_on_steps_would_not_hide_what_moves_the_examples(domains: list[Node]) -> None:

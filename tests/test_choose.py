@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("signal_handlers")
 TINY: Flat = {
     "rounds": 4,
     "model.name": "mlp",
-    "model.sizes": "16",
+    "model.hidden": "16",
     "train.batch-size": 16,
     "exchange.min-examples": 16,
     "exchange.expose-features": True,
@@ -318,7 +318,7 @@ def test_methods_that_do_not_fit_are_left_out(root: Path, tmp_path: Path) -> Non
     methods, left_out = found([])
     assert methods == ["fedavg", "adabn", "kd3a", "fdann", "mdan"]
     assert "fada" in left_out
-    methods, left_out = found([], **{"model.name": "lenet", "model.sizes": "", "input.size": 16})
+    methods, left_out = found([], **{"model.name": "lenet", "model.hidden": "", "input.size": 16})
     assert "adabn" not in methods and "BatchNorm" in left_out["adabn"]
     methods, left_out = found([], **{"exchange.min-examples": 5000})
     assert methods == ["fedavg", "adabn", "kd3a"] and "5000" in left_out["fdann"]
@@ -539,7 +539,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_candidate_that_fails_is_named_and_the_others_are_judged(
     root: Path, tmp_path: Path
 ) -> None:
-    lenet = ["-c", "model.name=lenet", "-c", "model.sizes=", "-c", "input.size=16"]
+    lenet = ["-c", "model.name=lenet", "-c", "model.hidden=", "-c", "input.size=16"]
     result = call(root, tmp_path / "out", "--method", "adabn,kd3a", "--settings", "0", *lenet)
     assert result.exit_code == 1, result.output
     made = json.loads((tmp_path / "out" / "choice.json").read_text())

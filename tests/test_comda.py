@@ -24,7 +24,7 @@ from tests.test_shot import sent_models, with_state
 
 COMDA: dict[str, Any] = {"method": "comda", "rounds": 5, "comda.epochs": 6, "train.lr": 0.05}
 COMDA |= {"train.schedule": "constant", "train.momentum": 0.0, "run.name": "c"}
-MLP = ModelConfig(name="mlp", sizes="16")
+MLP = ModelConfig(name="mlp", hidden="16")
 
 
 def close(found: Tensor | float, wanted: Any) -> None:
@@ -187,7 +187,7 @@ def adapted(domains: list[Node], folder: Path, **more: Any) -> dict[str, Tensor]
 
 
 def test_heads_that_stay_as_drawn(domains: list[Node], tmp_path: Path) -> None:
-    config = ModelConfig(name="mlp", sizes="16", bottleneck=8)
+    config = ModelConfig(name="mlp", hidden="16", bottleneck=8)
     first = models.build(config, (1, SIDE, SIDE), CLASSES, seed=0).head.weight.detach()
     drawn = adapted(domains, tmp_path / "drawn", heads="drawn")
     learnt = adapted(domains, tmp_path / "learnt")
@@ -202,7 +202,7 @@ def test_heads_that_stay_as_drawn(domains: list[Node], tmp_path: Path) -> None:
 def test_the_second_network_has_draws_of_its_own_but_for_pretrained_layers(
     pretrained: bool,
 ) -> None:
-    config = ModelConfig(name="mlp", sizes="6", bottleneck=4)
+    config = ModelConfig(name="mlp", hidden="6", bottleneck=4)
     begun = models.to_arrays(models.build(config, (5,), 3, seed=0))
     other = models.blank(config, (5,), 3, seed=1)
     other.pretrained = pretrained

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("signal_handlers")
 TINY: Flat = {
     "rounds": 2,
     "model.name": "mlp",
-    "model.sizes": "16",
+    "model.hidden": "16",
     "train.batch-size": 16,
 }
 NIGHTLY = pytest.mark.nightly("fedda/comparison", "fedda/cli/compare.py", "fedda/library")
@@ -210,11 +210,11 @@ def test_a_mean_needs_all_targets() -> None:
 
 
 def test_valid_variants_are_parsed() -> None:
-    found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.sizes=20,10,kd3a"])
+    found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.hidden=20,10,kd3a"])
     assert [(v.method, v.preset, v.settings) for v in found] == [
         ("kd3a", "official", {"kd3a.vote": "hard"}),
         ("fedavg", "", {}),
-        ("fedavg", "", {"model.sizes": "20,10"}),
+        ("fedavg", "", {"model.hidden": "20,10"}),
         ("kd3a", "", {}),
     ]
     assert found[0].name == "KD3A official, vote=hard"

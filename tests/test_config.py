@@ -116,7 +116,7 @@ def test_a_config_is_frozen() -> None:
 def test_overrides_take_the_type_of_the_default() -> None:
     given = ["rounds=3", "train.lr=1e-3", "wait.sites=5", "kd3a.heads=local", "gate.low=0.5"]
     found = overrides(
-        "kd3a", [*given, "focus-by-examples=FALSE", "run.evaluate=true", "model.sizes="]
+        "kd3a", [*given, "focus-by-examples=FALSE", "run.evaluate=true", "model.hidden="]
     )
     assert found == {
         "rounds": 3,
@@ -126,7 +126,7 @@ def test_overrides_take_the_type_of_the_default() -> None:
         "kd3a.gate.low": 0.5,
         "kd3a.focus-by-examples": False,
         "run.evaluate": True,
-        "model.sizes": "",
+        "model.hidden": "",
     }
     assert {k: type(v) for k, v in found.items()} == {k: type(defaults()[k]) for k in found}
     assert overrides("kd3a", ["run.baseline=a=b"]) == {"run.baseline": "a=b"}
@@ -198,7 +198,7 @@ def test_a_task_has_no_settings_of_the_server() -> None:
 )
 def test_an_invalid_task_is_refused(change: dict[str, Any]) -> None:
     flat = RunConfig.parse({}).task("kd3a", 0, (1, 8, 8), ["a", "b"], 4).flat()
-    assert flat["schedule"] == "train 20"
+    assert flat["schedule"] == "train 40"
     with pytest.raises(ConfigError):
         Task.parse(flat | change)
 

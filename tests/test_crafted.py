@@ -22,7 +22,7 @@ BINS, IMAGES, LEAST = 500, 300, 128
 ONE_STEP = {
     "method": "fedavg",
     "model.name": "mlp",
-    "model.sizes": str(BINS),
+    "model.hidden": str(BINS),
     "train.batch-size": 1000,
     "train.rounds-per-epoch": 2.0,  # one block of 150 images
     "train.lr": 1e-3,

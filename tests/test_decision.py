@@ -60,7 +60,7 @@ def loop_of_the_target(
     x = load_target(node["data"], size=SIDE).x.float() / 255
     every = []
     for weights in sources.values():
-        model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
+        model = models.build(ModelConfig(name="mlp", hidden="16"), (1, SIDE, SIDE), CLASSES, seed=0)
         model.load_state_dict(weights)
         every.append(model)
     q = torch.full((CLASSES,), 1 / CLASSES)

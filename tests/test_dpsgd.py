@@ -279,9 +279,9 @@ def test_without_new_labelled_images_a_source_does_not_test(
     "config",
     [
         ModelConfig(name="digit-cnn", norm="group"),
-        ModelConfig(name="mlp", sizes="30,7", norm="group"),
+        ModelConfig(name="mlp", hidden="30,7", norm="group"),
         ModelConfig(name="resnet18", norm="group"),
-        ModelConfig(name="mlp", sizes="30", bottleneck=9, norm="group"),
+        ModelConfig(name="mlp", hidden="30", bottleneck=9, norm="group"),
     ],
     ids=lambda c: c.name,
 )

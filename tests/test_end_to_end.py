@@ -50,7 +50,7 @@ RUN = {
     "method": "kd3a",
     "run.baseline": "fedavg",
     "rounds": 3,
-    "model.sizes": "256",  # large, so that the model's bytes dominate the bytes of requests
+    "model.hidden": "256",  # large, so that the model's bytes dominate the bytes of requests
     "wait.min-sources": 3,
 }
 STOCK = RUN | {"rounds": 1, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}

@@ -21,7 +21,7 @@ from fedda.models.backbone import Normalise
 from fedda.models.ready import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES = ("cat", "dog", 'Ä, "b"')
-MLP = ModelConfig(name="mlp", sizes="4")
+MLP = ModelConfig(name="mlp", hidden="4")
 slow = pytest.mark.slow
 nightly = pytest.mark.nightly("fedda/models", "fedda/cli/export.py")
 FAMILIES: list[Any] = [

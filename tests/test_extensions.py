@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("fresh_sites")
 Install = test_plugins.Install
 install = test_plugins.install
 
-MLP, SHAPE, CLASSES = ModelConfig(name="mlp", sizes="16"), (1, 8, 8), 4
+MLP, SHAPE, CLASSES = ModelConfig(name="mlp", hidden="16"), (1, 8, 8), 4
 WIDTH = 6
 
 

@@ -60,7 +60,7 @@ def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
 
 
 def test_each_half_of_a_pretrained_network_has_the_rates_of_the_whole() -> None:
-    model = models.build(ModelConfig(name="mlp", sizes="6", bottleneck=4), (5,), 3, seed=0)
+    model = models.build(ModelConfig(name="mlp", hidden="6", bottleneck=4), (5,), 3, seed=0)
     model.pretrained = True
     rates = [[g["lr"] for g in groups_of(model, half, 0.1)] for half in (model.encoder, model.head)]
     assert rates == [[0.1, 1.0], [1.0]]
@@ -195,7 +195,7 @@ def test_the_target_keeps_both_heads_and_predicts_with_the_surer(
 
 
 def test_the_round_in_which_the_heads_differed_least_is_kept() -> None:
-    config = ModelConfig(name="mlp", sizes="6")
+    config = ModelConfig(name="mlp", hidden="6")
     extension = models.Extension("fact", {})
     kept = Answer(models.build(config, (5,), 3, seed=0, extension=extension))
     rounds = [models.build(config, (5,), 3, seed=seed) for seed in (1, 2, 3)]

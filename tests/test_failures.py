@@ -329,7 +329,7 @@ def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None
 
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     """A limit on file sizes, below the model's size, has the effect of a full disk."""
-    settings = FEDAVG | {"model.sizes": "8000"}
+    settings = FEDAVG | {"model.hidden": "8000"}
     hub.act("anna", {"2": ["hold", 0]})
     run = hub.begin("full", settings)
     wait_for_act(hub, run.folder, "anna", "hold in round 2")

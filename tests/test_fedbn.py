@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("fresh_sites")
 PAGE = Path(__file__).parents[1] / "docs" / "first-method.md"
 __all__ = ["install"]  # a fixture
 
-CNN = {"model__name": "digit-cnn", "model__sizes": "", "train__lr": 0.01}
+CNN = {"model__name": "digit-cnn", "model__hidden": "", "train__lr": 0.01}
 
 
 def norms(model: Arrays) -> set[str]:

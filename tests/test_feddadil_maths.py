@@ -102,7 +102,7 @@ def test_moments_behind_a_batchnorm_and_a_relu(delta: float, gamma: float):
 
 def test_first_atoms_are_near_the_features_of_a_trained_batchnorm():
     """They are nearer to the features than noise of the same size is."""
-    network = models.build(ModelConfig(name="mlp", sizes="32"), (10,), 3, 0)
+    network = models.build(ModelConfig(name="mlp", hidden="32"), (10,), 3, 0)
     x = torch.randn(400, 10, generator=torch.Generator().manual_seed(1))
     for _ in range(50):  # let the running statistics settle
         network.features(x)

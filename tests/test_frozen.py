@@ -40,7 +40,7 @@ IMAGES = (3, 32, 32)
 ON_FEATURES: dict[str, Any] = {
     "model.name": LITE["name"],
     "model.weights": "package",
-    "model.sizes": "",
+    "model.hidden": "",
     "model.train": "bottleneck",
     "model.bottleneck": 8,
     "input.size": 32,

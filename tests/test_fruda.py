@@ -54,7 +54,7 @@ CHAIN: dict[str, Any] = {
     "run.baseline": "",
     "rounds": 15,
     "model.name": "mlp",
-    "model.sizes": "16",
+    "model.hidden": "16",
     "train.batch-size": 20,
     "train.lr": 0.5,
     "fruda.sequence": "near,far,aside",
@@ -217,7 +217,7 @@ def test_sites_measure_what_one_loop_with_all_data_does(
     steps, lr, betas = 7, 0.03, (0.4, 0.9)
     flat = {
         "method": "fruda", "rounds": 1, "run.name": "m", "run.dir": str(tmp_path),
-        "model.name": "mlp", "model.sizes": "16", "train.batch-size": 16, "fruda.pretrain": 0,
+        "model.name": "mlp", "model.hidden": "16", "train.batch-size": 16, "fruda.pretrain": 0,
         "fruda.measure.steps": steps, "fruda.measure.lr": lr, "fruda.measure.sizes": "8",
         "fruda.measure.beta1": betas[0], "fruda.measure.beta2": betas[1], "exchange.p": p,
         "exchange.min-examples": 1, "exchange.expose-features": True, "exchange.clip": 1e9,
@@ -313,7 +313,7 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
     lr, lr_DI, gamma, betas = 0.003, 0.02, 3.0, (0.4, 0.9)
     flat = {
         "method": "fruda", "rounds": 2, "run.name": "m", "run.dir": str(tmp_path),
-        "model.name": "mlp", "model.sizes": "16", "train.batch-size": 16, "fruda.pretrain": 0,
+        "model.name": "mlp", "model.hidden": "16", "train.batch-size": 16, "fruda.pretrain": 0,
         "fruda.select": "all", "fruda.gamma": gamma, "fruda.epochs": 1, "fruda.lr": lr,
         "fruda.measure.steps": 5, "fruda.keep": "adapted", "fruda.discriminator.lr": lr_DI,
         "fruda.discriminator.sizes": "8", "fruda.discriminator.optimizer": "sgd",

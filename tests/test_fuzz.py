@@ -220,7 +220,7 @@ def test_an_image_that_claims_millions_of_pixels_a_side_is_refused(tmp_path: Pat
 
 # ---- models, checkpoints, states -----------------------------------------------------------------
 
-MLP = ModelConfig(name="mlp", sizes="4")
+MLP = ModelConfig(name="mlp", hidden="4")
 
 
 def changed(draw: Random, tree: Any) -> Any:

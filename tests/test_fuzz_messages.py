@@ -270,7 +270,7 @@ def table(draw: Random, entries: dict[str, Any]) -> dict[str, Any]:
             return entries | {draw.choice(whole): draw.choice(numbers)} if whole else entries
         case 3 if "class-names" in entries:
             big = "\n".join(map(str, range(draw.choice([10**5, 10**6]))))
-            sizes = {"class-names": big, "shape": "3,9999,9999", "model.sizes": "60000,60000"}
+            sizes = {"class-names": big, "shape": "3,9999,9999", "model.hidden": "60000,60000"}
             return entries | dict([draw.choice([*sizes.items()])])
         case _:
             return entries | ({key: value} if key.split(".")[-1] not in WORK else {})

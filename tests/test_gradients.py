@@ -343,7 +343,7 @@ def finished(tmp_path: Path) -> Path:
     np.savez(tmp_path / "clinic.npz", x=rng.random((40, 12), np.float32), y=y)
     run = tmp_path / "run"
     run.mkdir()
-    config = ModelConfig(name="mlp", sizes="8")
+    config = ModelConfig(name="mlp", hidden="8")
     model = models.build(config, (12,), 2, seed=0)
     names = ("cat", "dog")
     models.save(run / "model.safetensors", model, config=config, shape=(12,), classes=names)

@@ -114,7 +114,7 @@ def test_models_are_judged_on_images_that_they_have_not_seen(tmp_path: Path) -> 
             y = y.copy()
             y[out] = (y[out] + 1) % 3
         sites = {"a": (x, y), "b": images(400, 2), "t": (images(100, 3)[0], None, images(60, 4))}
-        settings: dict[str, Any] = {"model_name": "mlp", "model_sizes": "16", "quiet": True}
+        settings: dict[str, Any] = {"model_name": "mlp", "model_hidden": "16", "quiet": True}
         return fedda.simulate(sites, "t", "fedavg", dir=tmp_path / name, rounds=2, **settings)
 
     plain, spoilt = made("plain", spoil=False), made("spoilt", spoil=True)

@@ -83,7 +83,7 @@ def test_presets_run(domains: list[Node], preset: str) -> None:
         {"train__rounds_per_epoch": 20},
         {"train__optimizer": "adam", "train__lr": 0.01, "train__carry_momentum": True},
         {"wire__dtype": "float16"},
-        {"model__name": "digit-cnn", "model__sizes": ""},
+        {"model__name": "digit-cnn", "model__hidden": ""},
     ],
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()),
 )

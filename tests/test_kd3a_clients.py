@@ -138,7 +138,7 @@ def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.Monke
 
 def test_a_model_without_batchnorm_has_no_moments_to_match(tmp_path: Path) -> None:
     nodes = make_domains(tmp_path)
-    settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
     bench = Bench(nodes, "kd3a", kd3a__batchnorm="loss", **settings)
     model, _ = bench.round()
     assert not any("running" in name for name in model)
@@ -335,7 +335,7 @@ def test_updated_teachers_work_with_every_other_setting(
 
 
 def test_without_batchnorm_updated_teachers_change_nothing(tmp_path: Path) -> None:
-    settings = {"input__size": 16, "model__name": "lenet", "model__sizes": ""}
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
     updated, wanted = (
         Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm=mode, **settings).round()[0]
         for mode in ("updated", "running")

@@ -19,6 +19,7 @@ from tests.reference import kd3a as twin
 FORMS: list[kd3a.Form] = ["soft", "hard", "mean"]
 Naive = Callable[[list[twin.Image], float, str], list[float]]
 VALUES: dict[kd3a.Value, Naive] = {"marginal": twin.marginal, "shapley": twin.shapley}
+PAPER = validate(kd3a.Config, unflatten(kd3a.PRESETS["paper"] | {"focus-from": 0.01}))
 few = settings(max_examples=40, deadline=None)
 
 
@@ -441,7 +442,7 @@ def test_the_focus_counts_only_from_a_share_of_kept_images_by_hand():
 
     def weights(kept: float, **options: Any) -> list[float]:
         made = kd3a.site_weights(
-            kd3a.Config(**options), examples, "t", numbers | {"kept": kept}, {}
+            PAPER.model_copy(update=options), examples, "t", numbers | {"kept": kept}, {}
         )
         return [made[name] for name in "tab"]
 
@@ -640,10 +641,9 @@ def test_tighter_clusters_weigh_more():
 GATE = {"gate.low": 0.9, "gate.high": 0.95, "relay": "auto"}
 
 
-def test_paper_preset_is_the_defaults_but_for_the_least_share_of_the_focus():
-    # But for the focus where hardly any teacher is sure, which the paper does not treat.
-    ours = {"focus-from": 0.01}
-    assert kd3a.Config().flat() == kd3a.PRESETS["paper"] | GATE | ours
+def test_the_defaults_are_the_official_code_s_but_for_four_named_choices():
+    ours = {"vote": "soft", "heads": "average", "gate.reach": True, "focus-from": 0.01}
+    assert kd3a.Config().flat() == kd3a.PRESETS["official"] | GATE | ours
 
 
 def test_official_preset_names_every_setting_and_parses():

@@ -79,7 +79,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dir=root / "run",
         rounds=4,
         model_name="mlp",
-        model_sizes="16",
+        model_hidden="16",
         quiet=True,
     )
     return root

@@ -41,7 +41,7 @@ def images_of(site: Site) -> torch.Tensor:
 
 def shown(site: Site, settings: dict[str, Any]) -> float:
     """How close a row of the first layer comes to an image, whatever part of the old row it has."""
-    task = task_of(site, {**settings, "model.sizes": "20" * (settings["model.name"] == "mlp")})
+    task = task_of(site, {**settings, "model.hidden": "20" * (settings["model.name"] == "mlp")})
     sent = blank(task)
     name, before = next((n, w.double()) for n, w in sent.state_dict().items() if w.ndim == 2)
     after, x = trained(site, task, sent)[name].double(), images_of(site)
@@ -109,7 +109,7 @@ def test_the_order_of_images_is_the_sites_own(tmp_path: Path) -> None:
 
 def test_what_wipes_an_encoder_within_a_window_of_gradients_is_refused(site: Site) -> None:
     """A sum over 288 examples would hold the features of the window's last two."""
-    asked = {"method": "fdann", "model.name": "mlp", "model.sizes": "20", "model.norm": "group"}
+    asked = {"method": "fdann", "model.name": "mlp", "model.hidden": "20", "model.norm": "group"}
     asked |= {"train.lr": 1e-6, "exchange.p": 128, "train.batch-size": 2}
     for decay in (1e6, 1.0):
         with pytest.raises(FeddaError):

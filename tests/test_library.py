@@ -35,11 +35,11 @@ FEW: dict[str, Any] = {
     "rounds": 2,
     "input_size": 8,
     "model_name": "mlp",
-    "model_sizes": "16",
+    "model_hidden": "16",
     "train_batch_size": 10,
     "quiet": True,
 }
-WORDS = ["-c", "rounds=2", "-c", "input.size=8", "-c", "model.name=mlp", "-c", "model.sizes=16"]
+WORDS = ["-c", "rounds=2", "-c", "input.size=8", "-c", "model.name=mlp", "-c", "model.hidden=16"]
 WORDS += ["-c", "train.batch-size=10"]
 
 
@@ -261,7 +261,7 @@ def test_settings_by_their_names() -> None:
         "kd3a.gate.low": 0.5,
         "kd3a.vote": "hard",
     }
-    assert named("kd3a", {"model_sizes": [64, 32]}) == {"model.sizes": "64,32"}
+    assert named("kd3a", {"model_hidden": [64, 32]}) == {"model.hidden": "64,32"}
     assert named("kd3a", {"rounds": np.int64(3)}) == {"rounds": 3}
     for wrong, text in (({"lr": 1}, "did you mean train.lr"), ({"nonsense_x": 1}, "no setting")):
         with pytest.raises(ConfigError, match=text):

@@ -11,8 +11,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fedda.config import NETWORKS, ModelConfig
-from fedda.errors import ModelError
+from fedda.config import NETWORKS, ModelConfig, validate
+from fedda.errors import ConfigError, ModelError
 from fedda.models import (
     Arithmetic,
     Meta,
@@ -29,19 +29,25 @@ from fedda.models import (
 )
 
 
-def net(name: str = "digit-cnn", **leaves: str) -> ModelConfig:
+def net(name: str = "digit-cnn", **leaves: str | float) -> ModelConfig:
     return ModelConfig.model_validate({"name": name, **leaves})
 
 
 GRAY, RGB = (1, 28, 28), (3, 32, 32)
 DIGIT = net()
 LENET = net("lenet")
-MLP = net("mlp", sizes="6,5,4")
+MLP = net("mlp", hidden="6,5,4")
 RESNET = net("resnet18")
 
 CASES = [
     (DIGIT, (1, 8, 8), 128 * 2 * 2),
     (DIGIT, (3, 9, 14), 128 * 2 * 3),
+    (DIGIT, (1, 32, 35), 128 * 8 * 8),
+    (DIGIT, (1, 64, 40), 128 * 8 * 8),  # pooled: not 128 * 16 * 10
+    (net(hidden="9,5"), GRAY, 5),
+    (net("lenet", hidden="9", bottleneck=4), GRAY, 4),
+    (net("identity", hidden="9"), (7,), 9),
+    (net("resnet18", hidden="6"), RGB, 6),
     (LENET, (1, 16, 16), 500),
     (LENET, (3, 20, 18), 500),
     (MLP, (7,), 4),
@@ -90,7 +96,8 @@ def test_every_network_has_the_expected_shapes(
         assert torch.equal(model(x), model.head(z))
     assert z.shape == (2, width) and model.width == width
     assert model(x).shape == (2, 5)
-    learnt = {"head"} if config.name == "identity" else {"encoder", "head"}
+    plain = config.name == "identity" and not config.hidden
+    learnt = {"head"} if plain else {"encoder", "head"}
     assert {name.split(".")[0] for name in model.state_dict()} == learnt
 
 
@@ -146,9 +153,6 @@ def test_global_draws_are_untouched() -> None:
         (DIGIT, (400,), r"\(400,\); set model.name to mlp"),
         (RESNET, (4, 32, 32), "these have 4"),
         (net("mlp"), (7,), "set it to, for example, 1000,500,100"),
-        (net("mlp", sizes="10,x"), (7,), "'10,x'"),
-        (net("mlp", sizes="10,0"), (7,), "'10,0'"),
-        (net("lenet", sizes="10"), GRAY, "lenet has fixed sizes"),
         (net(weights="DEFAULT"), GRAY, "digit-cnn has no pretrained weights"),
     ],
 )
@@ -157,6 +161,27 @@ def test_a_configuration_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=says):
         build(config, shape, 10, 0)
+
+
+@pytest.mark.parametrize("text", ["10,x", "10,0", "-3", "1.5", "10,,3", "999999"])
+def test_widths_of_hidden_layers_are_whole_numbers(text: str) -> None:
+    with pytest.raises(ConfigError, match="hidden"):
+        validate(ModelConfig, {"hidden": text})
+
+
+def test_hidden_layers_by_hand() -> None:
+    """Linear, BatchNorm, ReLU; dropout between two, and none behind the last."""
+    made = build(net(hidden="5, 4", dropout=0.5), (1, 8, 8), 3, 0)
+    kinds = [type(layer).__name__ for layer in made.encoder.hidden]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Dropout", *("Linear", "BatchNorm1d", "ReLU")]
+    x, hidden = images(6, 1, 8, 8), made.eval().encoder.hidden
+    z = made.encoder.network(x)
+    for linear, norm in ((hidden[0], hidden[1]), (hidden[4], hidden[5])):
+        mean, var = norm.running_mean, norm.running_var
+        z = (linear.weight @ z.T).T + linear.bias
+        z = ((z - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
+    assert torch.allclose(made.features(x), z, atol=1e-5)
+    assert {n for n in made.fresh if "hidden" in n}, "a pretrained network's hidden layers are new"
 
 
 @pytest.mark.parametrize("config", [DIGIT, LENET, net("alexnet")])

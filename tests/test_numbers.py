@@ -34,7 +34,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fada", {"fada.weighting": "attention"}),
     ("fedavg", {"secure": "none", "fedavg.weighting": "uniform"}),
     ("kd3a", {"kd3a.weighting": "gap"}),
-    ("kd3a", {"kd3a.weighting": "h-divergence", "model.name": "digit-cnn", "model.sizes": ""}),
+    ("kd3a", {"kd3a.weighting": "h-divergence", "model.name": "digit-cnn", "model.hidden": ""}),
 ]
 
 
@@ -171,7 +171,7 @@ def keyed(nodes: list[Node], folder: Path) -> list[Node]:
 
 
 # As a lying server would, this one refuses no model by itself.
-LINEAR = {"model__name": "identity", "model__sizes": "", "guard__max_change": 0.0}
+LINEAR = {"model__name": "identity", "model__hidden": "", "guard__max_change": 0.0}
 
 
 @pytest.mark.parametrize("weighting", ["focus", "gap"])

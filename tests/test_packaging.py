@@ -221,7 +221,7 @@ def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")
     simulated = ["--simulate", "data", "--target", "town", "--rounds", "1", "--baseline", "none"]
-    small = ["-c", "model.name=mlp", "-c", "model.sizes=8", "-c", "train.batch-size=16"]
+    small = ["-c", "model.name=mlp", "-c", "model.hidden=8", "-c", "train.batch-size=16"]
     sh(installed / "fedda", "run", "fedavg", *simulated, *small, cwd=tmp_path, OMP_NUM_THREADS="1")
     results = json.loads((tmp_path / "runs" / "fedavg" / "results.json").read_text())
     assert results

@@ -92,7 +92,7 @@ from torch import nn
 
 def build(config, shape):
     '''A linear encoder.'''
-    width = int(config.sizes or 6)
+    width = int(config.hidden or 6)
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(width)), width
 """
 
@@ -504,7 +504,7 @@ def add_network(install: Install, code: str = NETWORK, name: str = "linear") -> 
 
 def test_a_network_of_another_package_is_built_and_saved(install: Install, tmp_path: Path) -> None:
     add_network(install)
-    config, state = ModelConfig(name="linear", sizes="5"), torch.get_rng_state()
+    config, state = ModelConfig(name="linear", hidden="5"), torch.get_rng_state()
     model = models.build(config, SHAPE, 3, seed=1)
     assert torch.equal(torch.get_rng_state(), state) and model.width == 5 and model.training
     assert model(torch.rand(4, *SHAPE)).shape == (4, 3)
@@ -563,7 +563,7 @@ def test_a_site_says_which_network_it_lacks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     add_network(install)
-    bench = Bench(domains, "fedavg", model__name="linear", model__sizes="")
+    bench = Bench(domains, "fedavg", model__name="linear", model__hidden="")
     request, other = bench.begin()[:2]
     assert not bench.call(request).has_error()
     uninstall(tmp_path, "nets")
@@ -699,7 +699,7 @@ def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
 
 SHOT = {"method": "shot-im", "rounds": 4, "shot-im.source-rounds": 2} | {
     "model.name": "small-cnn",
-    "model.sizes": "8,8",
+    "model.hidden": "8,8",
     "train.lr": 0.1,
     "run.seeds": "3",
 }
@@ -821,7 +821,7 @@ def test_the_example_over_processes_from_an_environment_of_its_own(
     )
     (tmp_path / "policy.toml").write_text(f"[allow]\n{named}")
     settings = ["--rounds", "4", "--baseline", "none", "--preset", "entropy"]
-    for each in ("source-rounds=2", "diversity=0.75", "model.name=small-cnn", "model.sizes=8,8"):
+    for each in ("source-rounds=2", "diversity=0.75", "model.name=small-cnn", "model.hidden=8,8"):
         settings += ["-c", each]
     for each in ("train.lr=0.1", "train.batch-size=16", "run.expect=3", "wait.settle=0"):
         settings += ["-c", each]

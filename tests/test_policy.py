@@ -268,7 +268,7 @@ def test_the_strictest_of_run_command_line_and_policy_holds(
         ((1, 28, 28), ModelConfig(name="digit-cnn")),
         ((3, 32, 32), ModelConfig(name="lenet")),
         ((30,), ModelConfig(name="identity")),
-        ((1, 8, 8), ModelConfig(name="mlp", sizes="40,20")),
+        ((1, 8, 8), ModelConfig(name="mlp", hidden="40,20")),
         ((1, 64, 64), ModelConfig(name="resnet18")),
     ],
 )
@@ -297,8 +297,8 @@ def asked(bench: Bench, **settings: Any) -> Request:
         {"class-names": "\n".join(map(str, range(MOST_CLASSES))), "shape": "3,4096,4096"},
         {"shape": "1,4097,16"},
         {"shape": "9,4000,4000"},
-        {"model.sizes": "100000,100000"},
-        {"model.name": "digit-cnn", "model.sizes": "", "shape": "1,4096,4096"},
+        {"model.hidden": "100000,100000"},
+        {"model.name": "lenet", "model.hidden": "", "shape": "1,4096,4096"},
     ],
 )
 def test_a_request_for_more_than_a_site_builds_is_refused(
@@ -329,7 +329,7 @@ domains = json.loads(sys.argv[1])
 request = Bench(domains, "fedavg", wait__train=600.0).begin()[0]
 arrays, tables = records.read(request.content)
 names = "\\n".join(f"class {i}" for i in range(100_000))
-task = {**tables["task"], "class-names": names, "model.name": "digit-cnn", "model.sizes": "",
+task = {**tables["task"], "class-names": names, "model.name": "digit-cnn", "model.hidden": "",
         "shape": "1,28,28"}
 asked = Message(records.write(task=task, step=tables["step"]), 1, "train", ttl=600)
 before = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])

@@ -20,7 +20,7 @@ from fedda.errors import DataError
 
 RNG = np.random.default_rng(0)
 CLASSES = ("cat", "dog", "file")
-CNN, MLP = ModelConfig(name="digit-cnn"), ModelConfig(name="mlp", sizes="4")
+CNN, MLP = ModelConfig(name="digit-cnn"), ModelConfig(name="mlp", hidden="4")
 
 
 def saved(path: Path, config: ModelConfig = CNN, shape: tuple[int, ...] = (1, 8, 8)) -> Path:

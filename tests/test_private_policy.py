@@ -25,7 +25,7 @@ POLICIES = [Privacy(noise=1.0), Privacy(epsilon=1.0), Privacy(noise=1.0, epsilon
 
 
 def task_of(method: str, noise: float, **more: Any) -> Task:
-    flat = {"method": method, "model.name": "mlp", "model.sizes": "16"} | more
+    flat = {"method": method, "model.name": "mlp", "model.hidden": "16"} | more
     flat["model.norm"] = "group" if noise else "batch"
     made = RunConfig.parse(flat).task(method, 0, (1, 8, 8), ["a", "b"], 4).flat()
     return Task.parse(made | {"privacy.noise": noise})

@@ -132,7 +132,7 @@ def test_what_is_no_window_is_refused_in_words(text: str) -> None:
 
 
 def task(window: str = "") -> Task:
-    config = RunConfig.parse({"input.window": window, "model.name": "mlp", "model.sizes": "4"})
+    config = RunConfig.parse({"input.window": window, "model.name": "mlp", "model.hidden": "4"})
     return config.task("fedavg", 0, (1, 4, 4), ["a", "b"], 3)
 
 
@@ -150,7 +150,7 @@ def test_the_window_reaches_sites_models_and_caches(tmp_path: Path) -> None:
         reading = data.Reading(window=window)
         cached = data.load_source(site, cache=Cache(tmp_path / "cache", True), reading=reading)
         assert cached.x[0, 0].tolist() == naive(square, low, high)
-    config = ModelConfig(name="mlp", sizes="4")
+    config = ModelConfig(name="mlp", hidden="4")
     about = {"config": config, "shape": (1, 2, 4), "classes": "ab"}
     for window in ("", "100,900"):
         models.save(tmp_path / "m", models.blank(config, (1, 2, 4), 2), **about, window=window)
@@ -278,7 +278,7 @@ def test_a_run_over_dicom_files_keeps_nothing_of_their_headers(
             gray = draw.normal(1000 + 800 * (i % 2), 60, (8, 8)).astype(np.uint16)
             label = ("train", "test")[i > 15], ("ill", "well")[i % 2]
             dicom(tmp_path / "sites" / site / "/".join(label) / f"{i}.dcm", gray, BitsStored=12)
-    few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "input_window": "900,1900"}
+    few = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_window": "900,1900"}
     done = fedda.simulate(
         tmp_path / "sites", "town", "fedavg", dir=tmp_path / "runs" / "one", train_lr=0.1, **few
     )

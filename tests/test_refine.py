@@ -26,7 +26,7 @@ from tests.reference import refine as twin
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
     "model_name": "mlp",
-    "model_sizes": "16",
+    "model_hidden": "16",
     "train_batch_size": 64,
     "quiet": True,
 }

@@ -75,8 +75,8 @@ def test_the_rule_reaches_the_sites_and_needs_a_size() -> None:
 
 
 def test_a_model_says_how_its_images_were_resized(tmp_path: Path) -> None:
-    made = models.blank(ModelConfig(name="mlp", sizes="4"), (1, 6, 6), 2)
-    about = {"config": ModelConfig(name="mlp", sizes="4"), "shape": (1, 6, 6), "classes": "ab"}
+    made = models.blank(ModelConfig(name="mlp", hidden="4"), (1, 6, 6), 2)
+    about = {"config": ModelConfig(name="mlp", hidden="4"), "shape": (1, 6, 6), "classes": "ab"}
     for resize in ("stretch", "crop"):
         models.save(tmp_path / "m", made, **about, resize=resize)
         assert models.describe(tmp_path / "m").resize == resize

@@ -38,7 +38,7 @@ from tests.local_grid import (
 )
 from tests.reference import robust as twin
 
-IMAGES = {"model__name": "digit-cnn", "model__sizes": "", "train__lr": 0.01}  # with BatchNorm
+IMAGES = {"model__name": "digit-cnn", "model__hidden": "", "train__lr": 0.01}  # with BatchNorm
 SHAPES = {"encoder.weight": (3, 4), "encoder.running_mean": (5,), "head.bias": ()}
 RULES = ("bounded", "median", "trimmed", "krum")
 

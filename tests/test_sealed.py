@@ -28,7 +28,7 @@ from tests.processes import alive, below, is_alive, program_of
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
-IMAGES = {"model__name": "digit-cnn", "model__sizes": "", "train__lr": 0.01}  # with BatchNorm
+IMAGES = {"model__name": "digit-cnn", "model__hidden": "", "train__lr": 0.01}  # with BatchNorm
 OFFICIAL = {
     "kd3a__vote": "hard",
     "kd3a__focus": "shapley",

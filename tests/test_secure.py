@@ -35,7 +35,7 @@ from tests.local_grid import (
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
-IMAGES = {"model.name": "digit-cnn", "model.sizes": "", "train.lr": 0.01}  # with BatchNorm
+IMAGES = {"model.name": "digit-cnn", "model.hidden": "", "train.lr": 0.01}  # with BatchNorm
 SEALED = {"method": "kd3a", "kd3a.relay": "sealed"}
 Change = Callable[[dict[str, Any]], None]
 
@@ -165,7 +165,7 @@ def test_with_fewer_bytes_the_sum_is_still_the_plain_result(
     keyed: list[Node], method: str, floats: str
 ) -> None:
     """Under masks nothing is rounded to the type that leaves a site, so the two differ a little."""
-    settings: dict[str, Any] = {"model__sizes": "32", "wire__dtype": floats}
+    settings: dict[str, Any] = {"model__hidden": "32", "wire__dtype": floats}
     plain = Bench(keyed, method, **settings)
     wanted, _ = plain.round()
     resident.cache_clear()

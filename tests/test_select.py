@@ -17,7 +17,7 @@ from tests.test_fruda import make_line
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 SETTINGS = (
-    "model.name=mlp model.sizes=16 train.augment=none train.batch-size=20 train.lr=.5 "
+    "model.name=mlp model.hidden=16 train.augment=none train.batch-size=20 train.lr=.5 "
     "exchange.min-examples=20 exchange.expose-features=true pretrain=4 measure.steps=30"
 )
 ROW: dict[str, Any] = {

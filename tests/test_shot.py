@@ -174,7 +174,7 @@ def test_models_side_by_side_answer_as_one_by_one() -> None:
 
 
 def test_a_weight_normed_head_trains_by_length_and_direction() -> None:
-    model = models.build(ModelConfig(name="mlp", sizes="6"), (5,), 4, seed=0)
+    model = models.build(ModelConfig(name="mlp", hidden="6"), (5,), 4, seed=0)
     before = copy.deepcopy(model.state_dict())
     x, y = torch.randn(9, 5), torch.arange(9) % 4
     v, b = model.head.weight.detach().clone(), model.head.bias.detach().clone()
@@ -196,7 +196,7 @@ def test_a_weight_normed_head_trains_by_length_and_direction() -> None:
 
 
 def test_a_failed_training_leaves_the_head_as_it_was() -> None:
-    model = models.build(ModelConfig(name="mlp", sizes="6"), (5,), 4, seed=0)
+    model = models.build(ModelConfig(name="mlp", hidden="6"), (5,), 4, seed=0)
     head, fresh = model.head, model.fresh
     with pytest.raises(ZeroDivisionError), weight_normed(model):
         raise ZeroDivisionError
@@ -252,7 +252,7 @@ def loop_of_the_target(
 
 def loaded(weights: dict[str, Tensor]) -> models.Model:
     """The network of these runs with a source's weights."""
-    model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
+    model = models.build(ModelConfig(name="mlp", hidden="16"), (1, SIDE, SIDE), CLASSES, seed=0)
     model.load_state_dict(weights)
     return model
 
@@ -313,7 +313,7 @@ def test_a_source_trains_all_epochs_in_its_only_round(domains: list[Node], tmp_p
     run(domains, settings, grid=grid)
     node = next(node for node in domains if node["name"] == "bert")
     site, data = resident(tuple(sorted(node.items()))), load_source(node["data"], size=SIDE)
-    model = models.build(ModelConfig(name="mlp", sizes="16"), (1, SIDE, SIDE), CLASSES, seed=0)
+    model = models.build(ModelConfig(name="mlp", hidden="16"), (1, SIDE, SIDE), CLASSES, seed=0)
     model.train()
     optimizer = optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     for epoch, rate in ((1, 0.05), (2, 0.03), (3, 0.01)):
@@ -463,7 +463,7 @@ def test_an_encoder_without_parameters_is_refused(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", **arrays)
         node = {"role": role, "name": name, "data": str(tmp_path / f"{name}.npz")}
         nodes.append(node | {"reproducible": True, "min-images": 2})
-    settings = SHOT | {"model.name": "identity", "model.sizes": "", "run.expect": 2}
+    settings = SHOT | {"model.name": "identity", "model.hidden": "", "run.expect": 2}
     settings |= {"run.dir": str(tmp_path / "runs"), "rounds": 2, "wait.tries": 1}
     with pytest.raises(QuorumError, match="two: "):
         run(nodes, settings)
@@ -481,7 +481,7 @@ def test_the_error_names_the_setting() -> None:
 
 def test_each_encoder_has_the_rates_of_a_single_model() -> None:
     """In a pretrained network new layers have ten times the rate of the others."""
-    config = ModelConfig(name="mlp", sizes="6", bottleneck=4)
+    config = ModelConfig(name="mlp", hidden="6", bottleneck=4)
     plain = models.build(config, (5,), 3, seed=0)
     plain.pretrained = True
     settings = {"models": 2, "mean": "logits", "weights": "softmax"}

@@ -31,7 +31,7 @@ ONE_STEP = {
     "method": "fedavg",
     "rounds": 1,
     "model.name": "identity",
-    "model.sizes": "",
+    "model.hidden": "",
     "train.batch-size": 1000,
     "train.lr": LR,
     "train.momentum": 0.0,

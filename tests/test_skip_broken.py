@@ -16,7 +16,7 @@ from fedda.data.batchwise import stream
 from fedda.errors import DataError
 
 SKIP = Reading.of(skip_broken=True)
-FEW = ["-c", "rounds=1", "-c", "model.name=mlp", "-c", "model.sizes=8", "-c", "input.size=8"]
+FEW = ["-c", "rounds=1", "-c", "model.name=mlp", "-c", "model.hidden=8", "-c", "input.size=8"]
 
 
 def images(folder: Path, *, good: int, bad: int = 0) -> None:
@@ -109,7 +109,7 @@ def test_the_commands_take_it(root: Path, tmp_path: Path, signal_handlers: None)
 
 
 def test_the_library_takes_it(root: Path) -> None:
-    few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "input_size": 8, "quiet": True}
+    few = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_size": 8, "quiet": True}
     run = fedda.simulate(root, "t", "fedavg", skip_broken=True, **few)
     assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
 
@@ -123,7 +123,7 @@ def test_a_simulated_run_says_what_does_not_fit_before_it_begins(tmp_path: Path)
                 place = tmp_path / "sites" / site / part / spelt / f"{i}.png"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(np.full((8, 8), 9 * i, np.uint8)).save(place)
-    few = {"rounds": 1, "model_name": "mlp", "model_sizes": "8", "quiet": True}
+    few = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "quiet": True}
     with pytest.raises(DataError, match=r"tests of the class 'Cat'.*'cat' differs from it only in"):
         fedda.simulate(tmp_path / "sites", "t", "fedavg", **few)
     for file in (tmp_path / "sites" / "t" / "train").rglob("[1-9].png"):

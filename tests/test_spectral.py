@@ -95,7 +95,7 @@ def test_every_layer_of_a_network_stays_below_the_bound(domains: list[Node]) -> 
         domains,
         "fedavg",
         model__name="digit-cnn",
-        model__sizes="",
+        model__hidden="",
         train__lipschitz=0.8,
         wait__train=300.0,
     )

@@ -243,7 +243,7 @@ def test_a_comparison_trains_on_the_split_and_is_not_mixed_with_others(tmp_path:
         (tmp_path / "data").mkdir(exist_ok=True)
         np.savez(tmp_path / "data" / f"{name}.npz", **arrays)
     command = ["compare", "fedavg", "--data", str(tmp_path / "data"), "--target", "here"]
-    command += ["--seeds", "7,", "--rounds", "1", "-c", "model.name=mlp", "-c", "model.sizes=4"]
+    command += ["--seeds", "7,", "--rounds", "1", "-c", "model.name=mlp", "-c", "model.hidden=4"]
     command += ["--jobs", "1"]
     command += ["--out", str(tmp_path / "out")]
     done = CliRunner().invoke(whole, [*command, "--split", "dev"])

@@ -492,10 +492,10 @@ def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str)
     return str(path)
 
 
-MLP = ModelConfig(name="mlp", sizes="16")
+MLP = ModelConfig(name="mlp", hidden="16")
 WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
     "model": (ModelConfig(name="lenet"), (1, 16, 16), "0123", "has model 'lenet', but this run"),
-    "sizes": (ModelConfig(name="mlp", sizes="8"), (1, 8, 8), "0123", "has sizes '8', but this"),
+    "sizes": (ModelConfig(name="mlp", hidden="8"), (1, 8, 8), "0123", "has sizes '8', but this"),
     "shape": (MLP, (3, 8, 8), "0123", r"has inputs of shape \(3, 8, 8\), but this run has \(1, 8"),
     "more classes": (MLP, (1, 8, 8), "01234", "knows 4, which this run does not; start from"),
     "fewer": (MLP, (1, 8, 8), "012", "does not know 3; start from a run with the same"),
@@ -518,7 +518,7 @@ def test_a_start_that_does_not_fit_is_refused_in_one_sentence_before_training(
     joined = "joined" in [e["event"] for e in events]
     assert joined == (case not in ("model", "sizes"))  # these two need no site
     # A simulation says the same before it makes its run's folder.
-    place = RunConfig.parse({**flat, **start, "model.name": "mlp", "model.sizes": "16"})
+    place = RunConfig.parse({**flat, **start, "model.name": "mlp", "model.hidden": "16"})
     with pytest.raises(ConfigError, match=words):
         rehearse(place, sites)
 
@@ -707,7 +707,7 @@ def test_the_option_target_names_the_targets_of_a_simulation(
         folders(root, "town,village", {"village": 10.0})
 
     flat = {"run.dir": str(tmp_path / "runs"), "method": "fedavg", "rounds": 1}
-    flat |= {"model.name": "mlp", "model.sizes": "8", "train.batch-size": 16}
+    flat |= {"model.name": "mlp", "model.hidden": "8", "train.batch-size": 16}
     results = simulate(
         RunConfig.parse(flat), folders(root, "town,village", {}), Journal(), "process"
     )
@@ -736,7 +736,7 @@ def test_a_simulation_may_have_a_target_and_no_sources(
     root = tmp_path / "root"
     root.mkdir()
     (root / "town.npz").symlink_to(without(sites, "anna", "bert", "village")[0]["data"])
-    settings = {"model.name": "mlp", "model.sizes": "16", "train.batch-size": 16}
+    settings = {"model.name": "mlp", "model.hidden": "16", "train.batch-size": 16}
     config = RunConfig.parse(
         {"run.dir": leaving["run.dir"], "method": "leaving", "rounds": 1, **settings}
         | {"run.start-from": first}

@@ -174,3 +174,30 @@ def test_joined_blocks_by_hand() -> None:
     assert [len(s) for s in joined(blocks, 2)] == [3, 4, 5, 2]
     assert [len(s) for s in joined(blocks, 20)] == [14]
     assert joined([], 3) == []
+
+
+@pytest.mark.parametrize(
+    ("images", "r", "steps", "passes"),
+    [
+        (1000, 1.0, 0, 1),  # off
+        (1000, 1.0, 10, 1),  # a pass has ten steps already
+        (1000, 1.0, 25, 2.5),
+        (100, 1.0, 5, 5),
+        (100, 1.0, 50, 10),  # ten at most
+        (50, 1.0, 1000, 10),
+        (100, 0.05, 50, 20),  # as asked for
+        (1000, 4.0, 5, 0.5),  # a round that is shorter than a pass
+    ],
+)
+def test_few_images_are_passed_over_more_often(
+    images: int, r: float, steps: int, passes: float
+) -> None:
+    config = TrainConfig(batch_size=100, rounds_per_epoch=r, steps=steps)
+    assert 1 / config.rounds_per_epoch_of(images) == pytest.approx(passes)
+    assert config.steps_of(images) == max(1, math.ceil(images * passes / 100))
+    blocks = list(torch.arange(images).tensor_split(max(images // 10, 1)))
+    taken = [
+        sum(map(len, round_images(blocks, t, config.rounds_per_epoch_of(images), 0)))
+        for t in (1, 2)
+    ]
+    assert sum(taken) == pytest.approx(2 * images * passes, abs=10)

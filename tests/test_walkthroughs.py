@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-QUICK_TOML = {"rounds": "1", "input.size": "16", "model.name": "'mlp'", "model.sizes": "'16'"}
+QUICK_TOML = {"rounds": "1", "input.size": "16", "model.name": "'mlp'", "model.hidden": "'16'"}
 QUICK = " ".join(f"-c {key}={value}" for key, value in QUICK_TOML.items())
 
 

@@ -117,10 +117,11 @@ class Gate:
         self._check_named("norm", task.model.norm, allow.norms)
         sizes.check_names(task, limits.classes, limits.image_side)
         sizes.check_views(task, limits.views)
-        if task.model.bottleneck > limits.bottleneck:
+        widest = max(task.model.bottleneck, *task.model.widths, 0)
+        if widest > limits.bottleneck:
             raise PolicyError(
-                f"The request asks for a bottleneck of {task.model.bottleneck} units; the policy "
-                f"allows {limits.bottleneck} at most (limits.bottleneck)."
+                f"The request asks for a layer of {widest} units between network and head; the "
+                f"policy allows {limits.bottleneck} at most (limits.bottleneck)."
             )
 
     def check_method(self, name: str) -> None:

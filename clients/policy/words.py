@@ -31,7 +31,7 @@ image-side = 512             # pixels
 classes = 1000
 parameters = 100_000_000     # values of the model, and of all that the method adds
 views = 8                    # augmented views of each image that a frozen network computes
-bottleneck = 512             # units of the layer between network and head
+bottleneck = 512             # units of a layer between network and head
 
 [leaving]                    # what may leave this site
 models = true
@@ -115,7 +115,7 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Normalisation: {_names(allow.norms)}{told * named('batch', allow.norms)}."
     yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
     yield f"A frozen network computes {limits.views} views of each image at most."
-    yield f"A bottleneck has {limits.bottleneck:,} units at most."
+    yield f"A layer between network and head has {limits.bottleneck:,} units at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}

@@ -59,7 +59,7 @@ def train(client: PrivateLearner) -> Numbers:
     """
     settings, train, N = client.task.privacy, client.task.train, len(client.data)
     q = min(1.0, train.batch_size / N)
-    n = max(1, round(N / train.batch_size / train.rounds_per_epoch))
+    n = max(1, round(N / train.batch_size / train.rounds_per_epoch_of(N)))
     spent = _spend(client, (settings.noise, q, n))  # before anything is computed
     draws, noise = _generators(client)
     try:

@@ -92,7 +92,7 @@ BENCHMARKS = {
         epochs=12,
         settings={
             "model.name": "mlp",
-            "model.sizes": "200,100",
+            "model.hidden": "200,100",
             "train.batch-size": 50,
             "train.lr": 0.05,
             "train.lr-end": 0.001,
@@ -101,7 +101,7 @@ BENCHMARKS = {
         tests=0,
         bad="kitchen",
         studied=("books", "dvd", "electronics", "kitchen"),
-        full={"model.sizes": "1000,500,100"},
+        full={"model.hidden": "1000,500,100"},
         kd3a={"kd3a.mixup": 0.0},
     ),
     "office": Benchmark(

@@ -60,7 +60,7 @@ def mlp(megabytes: float) -> dict[str, Any]:
     numbers = megabytes * 1e6 / 4
     linear = FEATURES + CLASSES + 10  # per hidden unit: first and last layer, biases and BatchNorm
     width = (-linear + math.sqrt(linear**2 + 4 * numbers)) / 2
-    return {"model.name": "mlp", "model.sizes": ",".join([str(max(4, round(width)))] * 2)}
+    return {"model.name": "mlp", "model.hidden": ",".join([str(max(4, round(width)))] * 2)}
 
 
 def stage(folder: Path) -> Path:

@@ -41,7 +41,7 @@ DELTA = 1e-5  # as in a site's policy, unless it says otherwise
 LIMITS = (8.0, 4.0, 2.0, 1.0)
 METHODS = {"fedavg": "FedAvg", "kd3a": "KD3A"}
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")
-IMAGES: Flat = {"input.size": 16, "input.channels": 1, "model.name": "mlp", "model.sizes": "128"}
+IMAGES: Flat = {"input.size": 16, "input.channels": 1, "model.name": "mlp", "model.hidden": "128"}
 
 NOISY: Flat = {"train.lr": 0.5, "train.momentum": 0.0, "train.weight-decay": 0.0}
 

@@ -100,7 +100,7 @@ SETTINGS: Flat = {
     "input.size": 16,
     "input.channels": 1,
     "model.name": "mlp",
-    "model.sizes": "128",
+    "model.hidden": "128",
     "train.rounds-per-epoch": 0.25,
     "train.batch-size": 16,
     "train.lr": 0.03,

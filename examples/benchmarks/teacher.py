@@ -51,7 +51,7 @@ from fedda.settings import RunConfig, presets
 METHODS = ("fedavg", "kd3a", "shot", "decision")
 TEACHERS = ("none", "old", "poor", "random")
 SETS = ("digits", "photos")
-LENET: Flat = {"model.name": "lenet", "model.sizes": "", "track.tensorboard": False}
+LENET: Flat = {"model.name": "lenet", "model.hidden": "", "track.tensorboard": False}
 LENET |= {"rounds": 20, "train.lr": 0.05, "train.lr-end": 0.001}
 SIZE, BATCH = 224, 64
 STEM = "teacher"

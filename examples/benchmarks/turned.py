@@ -73,7 +73,7 @@ def digits(file: Path, images: int) -> tuple[Tensor, Tensor]:
 
 def learnt(x: Tensor, y: Tensor, seed: int, epochs: int, most: float) -> models.Model:
     """LeNet after some epochs of upright digits, its layers' norms at most `most`, if not 0."""
-    config = ModelConfig(name="lenet", sizes="")
+    config = ModelConfig(name="lenet", hidden="")
     model = models.build(config, tuple(x.shape[1:]), int(y.max()) + 1, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     draws = torch.Generator().manual_seed(seed)

@@ -152,6 +152,7 @@ class Config(Section):
 
 # Optimization: SGD; tables 6 to 8; the weights are the parent code's, as the paper gives none.
 PAPER: dict[str, Scalar] = {
+    "model.hidden": "",  # D and C have the layers that other methods' networks have there
     "parts": "all",
     "weighting": "attention",
     "gain": "sum",

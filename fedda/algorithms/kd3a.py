@@ -47,7 +47,11 @@ class ConfidenceGate(Section):
 
 
 class Config(Section):
-    """KD3A's settings; the defaults are the paper's, but for `focus_from`."""
+    """KD3A's settings; the defaults are the choices that gain most (`docs/methods/notes/kd3a.md`).
+
+    They are those of the official code, but for the soft vote, `heads=average`, with which models
+    can be sealed, the gate's reach and `focus_from`.
+    """
 
     gate: ConfidenceGate = ConfidenceGate()
     vote: Form = "soft"
@@ -55,24 +59,24 @@ class Config(Section):
     weighting: Literal["focus", "examples", "h-divergence", "gap"] = "focus"
     """weights of sources: by focus, examples, eq. 6 or FADA's gap gain (as a share of the features'
     scatter, as fada.gain)"""
-    focus: Value = "marginal"
+    focus: Value = "shapley"
     """how the focus values a source: marginal (eq. 8) or shapley (of more than 16 an estimate)"""
-    focus_by_examples: bool = True
+    focus_by_examples: bool = False
     """multiply the focus by N_k, as in eq. 9"""
     focus_from: float = Field(default=0.01, ge=0, le=1)
     """least share of the target's images with a sure teacher for the focus to weigh sources; below
     it, where it is noise, examples do; 0: always the focus (paper)"""
-    target_weight: Literal["examples", "kept"] = "examples"
+    target_weight: Literal["examples", "kept"] = "kept"
     """target's weight: by examples, or its share of kept images / (K + 1)"""
     shares: Shares = "even"
     """how frequent the target's classes are: even (paper), so teachers' answers stay as they are;
     estimated: as by the teachers' mean answer, and each answer is corrected for it, as if sources'
     classes were even; auto: estimated if teachers agreed in the first round"""
-    smoothing: float = Field(default=0.0, ge=0, lt=1)
+    smoothing: float = Field(default=0.9, ge=0, lt=1)
     """share of last round's weights in the new ones"""
-    batchnorm: Literal["moments", "loss", "linear"] = "moments"
+    batchnorm: Literal["moments", "loss", "linear"] = "linear"
     """moments: eq. 18; loss: trained by eq. 12; linear: variances averaged"""
-    teacher_batchnorm: Literal["running", "batch", "updated"] = "running"
+    teacher_batchnorm: Literal["running", "batch", "updated"] = "updated"
     """statistics with which teachers vote; updated (official): the batch's, which also update the
     running ones, and the updated ones are averaged"""
     heads: Literal["average", "local"] = "average"
@@ -81,12 +85,12 @@ class Config(Section):
     """sealed: sources encrypt their models to the target, which averages them; the server relays
     them and sees only the mean (sites need --peers); auto: sealed where all sites have these, else
     open"""
-    mixup: float = Field(default=0.2, ge=0, le=100)
+    mixup: float = Field(default=2.0, ge=0, le=100)
     """both parameters of the Beta distribution; 0 turns mixup off"""
     mixup_among: Among = "all"
     """images that are mixed: all (paper), or heard: only those with a sure teacher, so that classes
     of which teachers are unsure are not trained towards others"""
-    mixup_weights: bool = True
+    mixup_weights: bool = False
     """also mix the images' weights n; false (official): each keeps its n"""
 
     @property
@@ -124,8 +128,7 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "mixup-weights": True,
     },
     # The authors' code also rounds weights to four digits, so they do not sum to 1; this is not
-    # offered. Besides, it keeps momentum over rounds (train.carry-momentum) and decays weights
-    # (train.weight-decay 5e-4) in all methods.
+    # offered. It keeps momentum over rounds and decays weights by 5e-4, as runs do by default.
     "official": {
         "gate.reach": False,
         "vote": "hard",

@@ -175,6 +175,7 @@ TRAINING: dict[str, Scalar] = {
     "train.weight-decay": 0.001,
     "train.schedule": "ganin",
     "train.batch-size": 64,
+    "model.hidden": "",
     "model.bottleneck": 256,
 }
 PAPER: dict[str, Scalar] = {"smoothing": 0.1, "head": "weight-norm", "relabel": 0}

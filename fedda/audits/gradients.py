@@ -26,7 +26,6 @@ This is a lower bound of what leaks. Attacks that optimise, combine windows, or 
 penalty out of its gradients, find more.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -197,8 +196,8 @@ def planned(config: dict[str, Any], results: dict[str, Any], p: int) -> int:
     """
     sites, about = results.get("sites", []), plugins.method(config["method"])
     most = max((site.get("examples", 0) for site in sites), default=0)
-    size, per = config.get("train.batch-size", 50), config.get("train.rounds-per-epoch", 1.0)
-    steps, rounds = max(1, math.ceil(most / size / per)), int(config.get("rounds", 1))
+    train = validate(TrainConfig, unflatten(config).get("train", {}), "train")
+    steps, rounds = train.steps_of(most), int(config.get("rounds", 1))
     options: Any = validate(about.config, unflatten(config).get(about.name, {}), about.name)
     stages = about.schedule(options, rounds, bool(config.get("run.start-from")))
     summing = {s.phase.name: s.last - s.first + 1 for s in stages if s.phase.gradients}

@@ -58,7 +58,7 @@ class Subject:
     @property
     def epochs(self) -> int:
         """How many passes over its examples a site made in the run."""
-        return max(1, round(self.rounds / self.train.rounds_per_epoch))
+        return max(1, round(self.rounds / self.train.rounds_per_epoch_of(len(self.x))))
 
     @property
     def are_images(self) -> bool:

@@ -99,7 +99,7 @@ def _presets(method: str) -> None:
         table.add_column(no_wrap=True)
         table.add_column()
         for key, (value, source) in sorted(preset.items()):
-            table.add_row(key, escape(str(value)), escape(source))
+            table.add_row(key, escape(str(value)) or "''", escape(source))
         PlainConsole().print(table, "")
     echo(
         f"fedda run {method} --preset NAME: it may be given more than once, the last wins, and "

@@ -99,7 +99,7 @@ def parse(texts: Sequence[str]) -> list[Variant]:
     groups: list[tuple[str, list[str]]] = []
     for part in filter(None, (p.strip() for text in texts for p in text.split(","))):
         if part[0].isdigit() and groups and groups[-1][1]:
-            groups[-1][1][-1] += f",{part}"  # model.sizes=200,100
+            groups[-1][1][-1] += f",{part}"  # model.hidden=200,100
         elif "=" not in part:
             groups.append((part, []))
         elif groups:

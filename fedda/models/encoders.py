@@ -2,20 +2,20 @@
 
 digit-cnn   Feng et al., KD3A, ICML 2021, Table 4
 lenet       Gan et al., FRUDA, appendix F.0.2: the LeNet of its Rotated MNIST
-mlp         hidden layers of `model.sizes`; for Amazon Review KD3A has three linear layers in all
+mlp         hidden layers of `model.hidden`; for Amazon Review KD3A has three linear layers in all
 identity    no encoder: the inputs are features, such as vectors of a pretrained network
 
 Other packages can add encoders (`fedda.plugins`); a site builds only those it has installed.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from fedda import plugins
-from fedda.config import NETWORKS, TIMM, WIDEST, ModelConfig
+from fedda.config import NETWORKS, TIMM, ModelConfig
 from fedda.errors import FeddaError, ModelError
 
 from .modes import evaluating
@@ -33,15 +33,22 @@ def encoder(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
 
 
 def _digit_cnn(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
-    """KD3A, Table 4. Padded convolutions keep the size; each of the two poolings halves it."""
+    """KD3A, Table 4. Padded convolutions keep the size; each of the two poolings halves it.
+
+    Ours: of images larger than 32 pixels, the last layer's output is averaged to 8 x 8, as large as
+    it is with 32, so that layers that follow do not grow with the images.
+    """
     channels, height, width = shape
+    sides = [min(side // 4, 8) for side in (height, width)]
+    pooled = [nn.AdaptiveAvgPool2d((sides[0], sides[1]))] if max(height, width) > 35 else []
     encoder = nn.Sequential(
         *(nn.Conv2d(channels, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(64, 64, 5, padding=2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(64, 128, 5, padding=2), nn.BatchNorm2d(128), nn.ReLU()),
+        *pooled,
         nn.Flatten(),
     )
-    return encoder, 128 * (height // 4) * (width // 4)
+    return encoder, 128 * sides[0] * sides[1]
 
 
 def _lenet(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
@@ -57,20 +64,26 @@ def _lenet(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
 
 
 def _mlp(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
-    """Linear, BatchNorm and ReLU per hidden layer; some methods need the BatchNorm."""
-    try:
-        sizes = [int(size) for size in config.sizes.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1 or max(sizes) > WIDEST:
+    """Hidden layers alone; some methods need their BatchNorm."""
+    if not config.hidden:
         raise ModelError(
-            f"model.sizes is '{config.sizes}', but mlp needs the sizes of its hidden layers; "
-            "set it to, for example, 1000,500,100."
+            "model.hidden is empty, but mlp consists of hidden layers; set it to, for example, "
+            "1000,500,100."
         )
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, size in zip([math.prod(shape), *sizes[:-1]], sizes, strict=True):
+    layers = hidden(math.prod(shape), config.widths, config.dropout)
+    return nn.Sequential(nn.Flatten(), *layers), config.widths[-1]
+
+
+def hidden(width: int, widths: Sequence[int], dropout: float) -> nn.Sequential:
+    """Hidden layers on features (N, width), as KD3A's code has two -> (N, widths[-1]).
+
+    Linear, BatchNorm and ReLU each, and dropout between two.
+    """
+    layers: list[nn.Module] = []
+    for before, size in zip([width, *widths], widths, strict=False):
+        layers += [nn.Dropout(dropout)] * bool(layers and dropout)
         layers += [nn.Linear(before, size), nn.BatchNorm1d(size), nn.ReLU()]
-    return nn.Sequential(*layers), sizes[-1]
+    return nn.Sequential(*layers)
 
 
 def _identity(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:

@@ -4,8 +4,9 @@ x   (N, channels, H, W) images or (N, D) vectors, float in [0, 1]
 z   (N, d) features, z = encoder(x)
     (N, C) logits, head(z)
 
-The encoder is a small network (`encoders`), or one that has pretrained weights (`ready`), with a
-bottleneck if `model.bottleneck` says so: linear and BatchNorm, as in Liang et al., SHOT, ICML 2020.
+The encoder is a small network (`encoders`), or one that has pretrained weights (`ready`). Hidden
+layers follow if `model.hidden` says so, as in KD3A's code, and a bottleneck if `model.bottleneck`
+does: linear and BatchNorm, as in Liang et al., SHOT, ICML 2020.
 What `model.train` freezes is no part of the model (`backbone`).
 """
 
@@ -24,6 +25,7 @@ from fedda.train import seed_for
 from .arithmetic import Arithmetic
 from .backbone import Backbone, Normalise, frozen, outputs
 from .encoders import encoder as small
+from .encoders import hidden
 from .extension import Extension
 from .modes import evaluating
 from .ready import cut, has_weights, ready
@@ -32,6 +34,7 @@ from .weights import fill
 # An image smaller than this has no pixel left at the end of the network.
 _SMALLEST = {"digit-cnn": 4, "lenet": 16, "alexnet": 63}
 
+NEW = ("head.", "encoder.hidden.", "encoder.bottleneck.")  # never pretrained
 EXACT = 2_000_000  # pixels of a step, from which on torch's sums are too coarse: `layout_of`
 
 
@@ -59,7 +62,7 @@ class Model(nn.Module):
             encoder: From inputs to features (N, d).
             head: From features to logits (N, C).
             normalise: What brings images to the form that the encoder expects, if it needs any.
-            pretrained: The encoder starts from pretrained weights, but for its bottleneck.
+            pretrained: The encoder's network starts from pretrained weights.
         """
         super().__init__()
         self.encoder = encoder
@@ -68,7 +71,7 @@ class Model(nn.Module):
         self.pretrained = pretrained
         self.extension: Extension | None = None
         names = [name for name, _ in self.named_parameters()]
-        self.fresh = frozenset(n for n in names if n.startswith(("head.", "encoder.bottleneck.")))
+        self.fresh = frozenset(n for n in names if n.startswith(NEW))
         self.arithmetic = Arithmetic()  # `_assemble` gives it the network's layout
         self._frozen: tuple[Backbone, ...] = ()  # in a tuple, torch does not count it as a part
 
@@ -257,16 +260,22 @@ def _assemble(
         # torch.manual_seed would also seed the GPUs, and the fork above does not restore those.
         torch.default_generator.manual_seed(seed)
         network, width, normalise = _network(config, shape, weights)
+        widths = () if config.name == "mlp" else config.widths  # the mlp has them already
         encoder = network
-        if config.bottleneck or frozen(config):
+        if widths or config.bottleneck or frozen(config):
             encoder = nn.Sequential(OrderedDict(network=network))
+        if widths:
+            encoder.add_module("hidden", hidden(width, widths, config.dropout))
+            width = widths[-1]
         if config.bottleneck:
             encoder.add_module("bottleneck", _bottleneck(config, width))
-        head = nn.Linear(config.bottleneck or width, classes)
+            width = config.bottleneck
+        head = nn.Linear(width, classes)
         model = Model(encoder, head, normalise, _learns_pretrained(config))
         model.arithmetic = Arithmetic(layout=layout_of(config)).suit(encoder)
     if weights and not frozen(config):
-        fill(network, None if config.bottleneck else head, config, shape[1:], fetch=True)
+        own = not (config.hidden or config.bottleneck)  # then the head may be pretrained, too
+        fill(network, head if own else None, config, shape[1:], fetch=True)
     if config.norm == "group":
         group_norms(model)
     return model
@@ -336,11 +345,6 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
     name = config.name
     if classes < 2:
         raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
-    if config.sizes and name in NETWORKS and name != "mlp":
-        raise ModelError(
-            f"model.sizes is '{config.sizes}', but {name} has fixed sizes; leave it empty "
-            "or set model.name to mlp."
-        )
     if config.weights != "none" and not has_weights(name):
         raise ModelError(
             f"model.weights is '{config.weights}', but {name} has no pretrained weights; "

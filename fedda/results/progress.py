@@ -136,9 +136,13 @@ class Display(OnTerminal):
 
     def _training(self, event: Event) -> None:
         key, done, rounds = self._story.key(event), event["round"], event["rounds"]
-        going = f"going on after round {done} of {rounds}" if done else counted(rounds, "round")
+        steps = f", {event['steps']:,} steps at a source" if event.get("steps") else ""
+        plan = counted(rounds, "round") + steps
+        going = f"going on after round {done} of {rounds}" if done else plan
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
+        if event.get("few") and not done:
+            self._say(f"{self._name(key)}: {event['few']}", "yellow")
         self._said = event.get("time", 0.0)
         self._numbers = Text()
         self._update(key)

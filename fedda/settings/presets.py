@@ -31,6 +31,9 @@ Preset = dict[str, Given]
 
 # Feng et al., KD3A, ICML 2021: the columns of table 5 in appendix F; for digits also table 4.
 TABLE_5 = "KD3A, table 5"
+# On mnistm, with syn drawn by the project, FedAvg stayed between 71 and 75 % from 350 steps of a
+# source on, and KD3A had 73.3, 79.9, 85.0 and 89.9 % after 350, 700, 1,400 and 2,800 (one seed).
+STEPS = "ours: so many of 128 images, in 40 rounds, took KD3A on mnistm from 73 to 90 %"
 # Fernandes Montesuma et al., FedDaDiL: appendix C.2, table 4, lists how they trained KD3A.
 TABLE_4 = "FedDaDiL, appendix C.2, table 4"
 
@@ -40,7 +43,11 @@ KD3A: Preset = {
     "train.optimizer": Given("sgd", TABLE_5),
     "train.momentum": Given(0.9, TABLE_5),
     "train.schedule": Given("cosine", TABLE_5),
-    "train.weight-decay": Given(0.0, "ours: KD3A gives none (its code has 5e-4)"),
+    "train.weight-decay": Given(0.0005, "KD3A's code; the paper gives none"),
+    "train.carry-momentum": Given(True, "KD3A's code"),
+    "train.steps": Given(0, f"{TABLE_5}: r = 1"),
+    "model.hidden": Given("", f"{TABLE_5}: none behind its ResNets"),
+    "model.dropout": Given(0.0, f"{TABLE_5}: none"),
 }
 COLOUR: Preset = {"input.channels": Given(3, "ours: all domains in colour, or copied to three")}
 SIZE_224: Preset = COLOUR | {
@@ -72,7 +79,7 @@ def _feddadil(model: str, lr: float, low: float) -> Preset:
         | SIZE_224
         | {
             "rounds": Given(100, f"{TABLE_4}: epochs, and models averaged after each"),
-            "train.weight-decay": Given(0.0, f"ours: {TABLE_4} gives none (its FedAvg has 5e-4)"),
+            "train.weight-decay": Given(0.0005, f"{TABLE_4} has it for its FedAvg alone"),
             "model.name": Given(model, "FedDaDiL, table 1"),
             "model.weights": Given("IMAGENET1K_V2", "FedDaDiL, appendix C.1"),
             "train.batch-size": Given(32, TABLE_4),
@@ -89,6 +96,7 @@ def _feddadil(model: str, lr: float, low: float) -> Preset:
 # features; with these values it is within 2 of it on every target.
 OURS = "ours: with it FedAvg is nearest to training on pooled features"
 HEADS: Preset = {
+    "model.hidden": Given("", "ours: features that do not move need none"),
     "model.bottleneck": Given(256, "Liang et al., SHOT, ICML 2020, section 4.2"),
     "model.dropout": Given(0.5, OURS),
     "fedavg.weighting": Given("uniform", "ours: small sources may be nearest to the target"),
@@ -101,9 +109,11 @@ HEADS: Preset = {
     "mdan.mu": Given(1.0, "ours: as those; with .01 it cost 1.3 points (amazon, seeds 10 and 11)"),
     "fada.weights.alignment": Given(1.0, "ours: as those; .01 cost 1.5 points (amazon, seed 10)"),
     "rounds": Given(60, OURS),
+    "train.steps": Given(0, "ours: a pass a round"),
     "train.batch-size": Given(64, "ours: as many as a site lets a step have by default"),
     "train.optimizer": Given("sgd", "ours: as SHOT"),
     "train.momentum": Given(0.0, OURS),
+    "train.weight-decay": Given(0.0, OURS),
     "train.lr": Given(0.05, OURS),
     "train.lr-end": Given(0.001, "ours: a fiftieth, as KD3A's table 5"),
     "train.schedule": Given("cosine", "ours: as KD3A"),
@@ -133,22 +143,28 @@ STARTS["table"] = STARTS["vectors"] | {
 }
 
 BENCHMARKS: dict[str, Preset] = {
-    # With a few hundred images per domain this learning rate is too high; start from 0.01.
     "digit5": KD3A
     | SMALL
     | COLOUR
     | {
         "input.size": Given(32, "FRUDA, appendix F.0.2, digits: 32 x 32 x 3"),
         "model.name": Given("digit-cnn", "KD3A, table 4"),
+        "model.hidden": Given(
+            "512,256",
+            "ours: KD3A's code has 3072,2048, seven times the bytes, with which it had as much on "
+            "mnistm and 3 points more on svhn",
+        ),
+        "model.dropout": Given(0.5, "KD3A's code"),
         "model.weights": Given("none", "KD3A, table 5: only its ResNets are pretrained"),
         "train.batch-size": Given(100, TABLE_5),
+        "train.steps": Given(70, STEPS),
     },
     # Reviews are vectors, on which input.channels and input.size have no effect.
     "amazon-review": KD3A
     | SMALL
     | {
         "model.name": Given("mlp", f"{TABLE_5}: 3-layer MLP"),
-        "model.sizes": Given(
+        "model.hidden": Given(
             "500,100",
             "ours: three layers with the head; KD3A gives no widths, its code four layers",
         ),
@@ -167,6 +183,10 @@ BENCHMARKS: dict[str, Preset] = {
         "input.channels": Given(1, "ours: MNIST is grayscale"),
         "input.size": Given(28, "ours: MNIST's own"),
         "model.name": Given("lenet", "FRUDA, appendix F.0.2"),
+        "model.hidden": Given("", "FRUDA, appendix F.0.2"),
+        "model.dropout": Given(0.0, "FRUDA, appendix F.0.2"),
+        "train.steps": Given(0, "FRUDA, appendix F.0.2"),
+        "train.weight-decay": Given(0.0, "FRUDA, appendix F.0.2"),
         "model.weights": Given("none", "FRUDA, appendix F.0.2"),
         "train.batch-size": Given(32, "FRUDA, appendix F.0.2"),
         "train.optimizer": Given("adam", "FRUDA, appendix F.0.2"),

@@ -24,7 +24,7 @@ class RunConfig(config.Section):
 
     method: str = config.DEFAULT
     """the method; `fedda methods` lists them"""
-    rounds: int = Field(default=20, ge=1)
+    rounds: int = Field(default=40, ge=1)
     """communication rounds"""
     sources_per_round: int = Field(default=0, ge=0)
     """number of sources drawn at random for each round; 0: all"""
@@ -34,8 +34,12 @@ class RunConfig(config.Section):
     where the method allows it and all sites have --peers, else none"""
     run: config.RunSection = config.RunSection()
     input: config.InputConfig = config.InputConfig()
-    model: config.ModelConfig = config.ModelConfig()
-    train: config.TrainConfig = config.TrainConfig()
+    # What methods need to work, as measured (docs/methods/notes/kd3a.md): layers that can change
+    # and steps enough, which sites with few images would not have in as many rounds.
+    model: config.ModelConfig = config.ModelConfig(hidden="256", dropout=0.5)
+    train: config.TrainConfig = config.TrainConfig(
+        steps=50, carry_momentum=True, weight_decay=0.0005
+    )
     privacy: config.PrivacyConfig = config.PrivacyConfig()
     refine: config.RefineConfig = config.RefineConfig()
     wire: config.WireConfig = config.WireConfig()

@@ -1,4 +1,4 @@
-"""small-cnn: one convolution per width in `model.sizes`; each halves the image."""
+"""small-cnn: one convolution per width in `model.hidden`; each halves the image."""
 
 from torch import nn
 
@@ -7,7 +7,7 @@ from fedda.config import ModelConfig
 
 def build(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     """Convolution, BatchNorm, ReLU and pooling per width, then the mean of each quarter."""
-    widths = [int(width) for width in (config.sizes or "16,32").split(",")]
+    widths = [int(width) for width in (config.hidden or "16,32").split(",")]
     layers: list[nn.Module] = []
     for before, width in zip([shape[0], *widths], widths, strict=False):
         layers += [nn.Conv2d(before, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]

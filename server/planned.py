@@ -1,0 +1,42 @@
+"""How many steps a training has planned, and whether these are enough for its method to work.
+
+A method that adapts a network from its first weights needs steps, not rounds: on digits of five
+kinds (`examples/benchmarks/digit_five.py`) KD3A is where FedAvg is until some hundred steps of a
+source, and leaves it behind from about a thousand on.
+"""
+
+from collections.abc import Mapping
+
+from fedda.settings import Task
+
+ENOUGH = 1000  # steps of a source, over all rounds
+
+
+def steps(task: Task, examples: Mapping[str, int]) -> int:
+    """Steps of the source that takes most, in all rounds; 0 if sources leave before the last one.
+
+    Args:
+        task: the training.
+        examples: of each source.
+    """
+    trains = [any("source" in hop for hop in s.phase.hops.values()) for s in task.stages]
+    if not trains or not trains[-1]:
+        return 0
+    spans = [stage.last - stage.first + 1 for stage in task.stages]
+    rounds = sum(span for span, source in zip(spans, trains, strict=True) if source)
+    return rounds * max((task.train.steps_of(n) for n in examples.values()), default=0)
+
+
+def few(task: Task, planned: int) -> str:
+    """Say that so many steps are few for the method; empty if they are enough or nobody knows.
+
+    Features that are given, as of vectors or a frozen network, adapt in fewer steps.
+    """
+    moves = task.model.train == "all" and task.model.name != "identity"
+    if not moves or not task.about.adapts or not 0 < planned < ENOUGH:
+        return ""
+    return (
+        f"{planned} steps at a source are planned, and a network that learns from its first "
+        f"weights gains little by {task.method} in fewer than {ENOUGH}; with --rounds "
+        f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, it has them"
+    )

@@ -1,0 +1,42 @@
+"""How many steps a run has planned, and when it says that they are few."""
+
+from typing import Any
+
+import pytest
+
+from fedda.settings import RunConfig
+from server.planned import few, steps
+
+SITES = {"a": 300, "b": 1500}
+
+
+def task(method: str = "kd3a", **more: Any):
+    flat = {"method": method, "rounds": 10, "train.batch-size": 100, "train.steps": 0} | more
+    return RunConfig.parse(flat).task(method, 0, (1, 16, 16), ["0", "1"], 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "planned"),
+    [
+        ({}, 10 * 15),
+        ({"train.steps": 70}, 10 * 70),
+        ({"train.rounds-per-epoch": 0.5}, 10 * 30),
+        ({"rounds": 40}, 40 * 15),
+    ],
+)
+def test_the_largest_source_counts(more: dict[str, Any], planned: int) -> None:
+    assert steps(task(**more), SITES) == planned
+
+
+def test_where_sources_leave_their_rounds_say_nothing() -> None:
+    assert steps(task("shot"), SITES) == 0
+
+
+def test_few_steps_are_named_with_a_number_that_suffices() -> None:
+    text = few(task(), 150)
+    assert text.startswith("150 steps at a source are planned")
+    assert "--rounds 67" in text  # 67 of 15 are 1,005
+    assert not few(task(), 1000)
+    assert not few(task("fedavg"), 150)  # it adapts nothing
+    frozen = {"model.name": "identity", "model.hidden": "", "model.bottleneck": 8}
+    assert not few(task(**frozen), 150)
