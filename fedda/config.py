@@ -334,9 +334,10 @@ class GuardConfig(Section):
     max_change: float = Field(default=5.0, ge=0)
     """largest change of a model, in units of the norm of the model sent, or of weights of 0.2 if
     that is more; 0: any"""
-    max_update: float = Field(default=5.0, ge=0)
-    """of four or more sources, one whose update is longer than so many times the median of the
-    others' is left out of the round, and so is a gradient of a sum; 0: none"""
+    max_update: float = Field(default=2.0, ge=0)
+    """of three or more sources, an update longer than so many times the longest of the others' is
+    scaled down to that, and so is a gradient of a sum; 0: none. If f sources may lie, which is
+    `liars` of all, the f-th longest of the others' counts: of up to five by default the longest"""
     max_statistics: float = Field(default=1e6, ge=0)
     """largest growth of BatchNorm's running statistics in a round; 0: any"""
     max_examples: float = Field(default=2.0, ge=0)
@@ -346,8 +347,8 @@ class GuardConfig(Section):
     than their median), or for sites that may lie median or trimmed (of each parameter), or krum
     (multi-Krum)"""
     liars: float = Field(default=0.2, gt=0, lt=0.5)
-    """share of the sites that may lie, for trimmed and krum; krum needs 3 sources and 2 more for
-    each that may lie"""
+    """share of the sites that may lie, for max-update, trimmed and krum; krum needs 3 sources and 2
+    more for each that may lie"""
 
 
 LEAST_HIDDEN = 3  # sources of a sum: from a sum of two, each knows the other's model

@@ -511,12 +511,20 @@ class TrainingRounds:
             self.journal.trouble(f"exchange {what}", site, text, round=self.round, **self._about)
 
     def _notice(self, what: str, site: str, text: str) -> None:
+        if what == "clipped" and self._was_clipped(site):  # one trouble a training; rest is counted
+            self.journal.write(what, site=site, text=text, round=self.round, **self._about)
+            return
         if what == "failed":
             self._said[site] = text
         for node in self.roster.nodes:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)
         self.journal.trouble(what, site, text, round=self.round, **self._about)
+
+    def _was_clipped(self, site: str) -> bool:
+        """Whether this training's troubles name a site already as one whose updates are scaled."""
+        about = {"what": "clipped", "site": site, **self._about}
+        return any(about.items() <= trouble.items() for trouble in self.journal.troubles)
 
 
 def _learns_labels(phase: Phase) -> bool:

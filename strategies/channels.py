@@ -284,6 +284,7 @@ class SealedChannel(OpenChannel):
         bounds = {"max-change": guard.max_change, "max-statistics": guard.max_statistics}
         bounds |= {
             "max-update": guard.max_update,
+            "liars": guard.liars,
             "most": max(roster.counts[name] for name in members),
         }
         return {f"sealed/{reply.node.name}": reply.arrays["sealed"] for reply in sources}, bounds

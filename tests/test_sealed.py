@@ -372,28 +372,31 @@ def test_a_model_beyond_the_guards_bounds_is_left_out(
         made.round()
 
 
-def test_an_update_much_longer_than_the_others_is_left_out(
+def test_an_update_much_longer_than_the_others_is_scaled_down(
     keyed: list[Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys.add(folder := Path(str(keyed[0]["key"])).parents[1], "dora", "source")
-    nodes = [*keyed, keyed[0] | {"name": "dora", "key": str(folder / "nodes" / "dora")}]
-    outgoing = clients_fedavg.Source.outgoing
+    """By the target, as the server cannot read it; so however long it is, the mean is the same."""
+    outgoing, by = clients_fedavg.Source.outgoing, [0.0]
 
     def reverse(self: Any) -> dict[str, Packed]:
         if self.site.name != "bert":
             return outgoing(self)
         sent = self.request.arrays["model"].unpack()
-        model = {n: a - 11 * (a - sent[n]) for n, a in outgoing(self)["model"].unpack().items()}
-        return {"model": pack(model, Kind.MODEL)}
+        model = outgoing(self)["model"].unpack()
+        lie = {n: sent[n] - by[0] * (a - sent[n]) for n, a in model.items()}
+        return {"model": pack(lie, Kind.MODEL)}
 
     monkeypatch.setattr(clients_fedavg.Source, "outgoing", reverse)
-    made = bench(nodes, run__expect=5)
-    made.round()
-    assert [(what, site) for what, site, _ in made.notices] == [("refused", "bert")]
-    assert "the update of bert is" in caplog.text
-    made = bench(nodes, run__expect=5, guard__max_update=0.0)
-    made.round()
-    assert not made.notices
+    models = []
+    for by[0], times in ((20.0, 2.0), (100.0, 2.0), (100.0, 0.0)):
+        caplog.clear()
+        made = bench(keyed, guard__max_update=times, guard__max_change=0.0)
+        models.append(made.round()[0])
+        assert not made.notices and made.strategy.weights["bert"] > 0
+        assert ("the update of bert is" in caplog.text) == (times > 0)
+    for name, values in models[0].items():
+        np.testing.assert_allclose(models[1][name], values, rtol=0.02, atol=0.01)
+    assert any(np.abs(models[2][n] - values).max() > 0.1 for n, values in models[0].items())
 
 
 # ---- the sites' side -----------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
-from fedda.maths.bounds import Bounds, norm, too_long
+from fedda.maths.bounds import Bounds, norm, scaled, too_long
 from fedda.secure.agree import Occasion, Own, check, sign, verify
 from fedda.secure.seal import Envelope, layouts, seal, unseal
-from fedda.wire import CHANGE, ROWS, Packed, lay_out
+from fedda.wire import CHANGE, ROWS, Kind, Packed, lay_out, pack
 
 from ..policy.rules import Secure
 from .crafted import check_rows
@@ -112,8 +112,8 @@ class Sealed:
     def open(self, request: Request) -> Received:
         """Open a round's models; the key serves for one request.
 
-        A model that is not its source's, or that breaks the bounds, is left out, and one whose
-        update is much longer than the others'.
+        A model that is not its source's, or that breaks the bounds, is left out; one whose update
+        is much longer than the others' is scaled down.
 
         Raises:
             SecureError: this site was not asked for its key before, or too few models are left.
@@ -146,14 +146,13 @@ class Sealed:
                 opened.refused.append(source)
                 continue
             opened.models[source], opened.examples[source] = model, min(examples, most)
-        far = too_long(lengths, _bound(request, "max-update"))
-        for source, times in far.items():
-            logger.error(
-                "the update of %s is %.3g times as long as the median of the others'; left out",
-                source,
-                times,
-            )
-        opened.leave_out(far)
+        long = too_long(lengths, *(_bound(request, n) for n in ("max-update", "liars")))
+        for source, (times, factor) in long.items():
+            text = "the update of %s is %.3g times as long as the longest of the others'; scaled"
+            logger.warning(f"{text} by %.2g", source, times, factor)
+            model = scaled(opened.models[source].unpack(), sent, factor)
+            opened.models[source] = pack(model, Kind.MODEL)
+        opened.leave_out(())  # which checks that enough are left
         return opened
 
 

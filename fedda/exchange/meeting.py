@@ -30,7 +30,7 @@ class Meeting:
         ended: why the session ended early; empty if it did not.
         blamed: the sites because of which it ended early.
         fewest: the smallest number of examples that a gradient summed over, by site.
-        outliers: what leaves out gradients that are too long; None: all count.
+        outliers: what scales down gradients that are too long; None: all count as they are.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Meeting:
             rejoin: seconds that a site has to come back after its connection broke; 0: the session
                 ends at once.
             notice: called with every event, for logs and reports.
-            outliers: what leaves out gradients that are too long; None: all count.
+            outliers: what scales down gradients that are too long; None: all count as they are.
             clock: returns the time in seconds.
         """
         self.sums = {group.name: Sums(group, outliers) for group in check_groups(groups)}

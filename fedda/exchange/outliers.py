@@ -1,4 +1,4 @@
-"""Finds gradients that are much longer than those of the other sites: `guard.max-update`.
+"""Scales down gradients that are much longer than those of the other sites: `guard.max-update`.
 
 A session may name sites whose gradients are alike, as those of the sources of one method are,
 whether all add up in one group or each with the target in a group of its own. Each of their
@@ -8,28 +8,45 @@ gradient still to come can change the verdict, which is at the latest when all h
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedda.config import GuardConfig
 from fedda.exchange.groups import Group
 from fedda.maths.bounds import Peers
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found in the gradients of one site.
+
+    Attributes:
+        clipped: how many were scaled down.
+        longest: how long the longest of these was, in units of the longest of the others'.
+        numberless: how many did not count, as they were not finite or their square was not.
+    """
+
+    clipped: int = 0
+    longest: float = 0.0
+    numberless: int = 0
 
 
 class Outliers:
     """Judges the gradients of one session.
 
     Args:
-        times: `guard.max-update`, above 0.
-        sites: those whose gradients are alike, four or more.
+        guard: its `max_update`, above 0, and `liars` count.
+        sites: those whose gradients are alike, three or more.
 
     Attributes:
-        found: how many gradients of a site were left out, and how long the longest of them was in
-            units of the median of the others' (infinite: not finite); by site.
+        found: what was found in the gradients of a site, by site; only of those that did not count
+            as they were.
     """
 
-    def __init__(self, times: float, sites: Collection[str]) -> None:
-        self.found: dict[str, tuple[int, float]] = {}
-        self._times, self._sites = times, dict.fromkeys(sites)
+    def __init__(self, guard: GuardConfig, sites: Collection[str]) -> None:
+        self.found: dict[str, Found] = {}
+        self._bound, self._sites = (guard.max_update, guard.liars), dict.fromkeys(sites)
         self._syncs: dict[int, Peers] = {}  # at most two: of the current sync, and of the next one
 
     def judged(self, group: Group) -> list[str]:
@@ -38,28 +55,31 @@ class Outliers:
 
     def measure(self, site: str, index: int, gradient: np.ndarray) -> None:
         """Take a site's gradient for one sync."""
-        peers = self._syncs.setdefault(index, Peers(self._times, len(self._sites)))
+        peers = self._syncs.setdefault(index, Peers(*self._bound, len(self._sites)))
         with np.errstate(over="ignore", invalid="ignore"):
             square = float(np.vdot(gradient, gradient))
         peers.add(site, math.sqrt(square) if math.isfinite(square) else math.inf)
         if not peers.missing:  # so each site has had its sum of the sync before
             self._syncs.pop(index - 1, None)
 
-    def counts(self, site: str, index: int) -> bool | None:
-        """Whether a gradient counts; None while that depends on what is still to come."""
+    def factor(self, site: str, index: int) -> float | None:
+        """What a gradient is multiplied by; 0 if it is no numbers; None while that is open."""
         peers = self._syncs[index]
-        return peers.counts(site) if math.isfinite(peers.lengths[site]) else False
+        return peers.factor(site) if math.isfinite(peers.lengths[site]) else 0.0
 
     def note(self, site: str, index: int) -> None:
-        """Note that a gradient is left out."""
-        peers, (count, longest) = self._syncs[index], self.found.get(site, (0, 0.0))
-        times = peers.ratio(site) if math.isfinite(peers.lengths[site]) else math.inf
-        self.found[site] = (count + 1, max(longest, times))
+        """Note that a gradient does not count as it is."""
+        peers, was = self._syncs[index], self.found.get(site, Found())
+        if math.isfinite(peers.lengths[site]):
+            longest = max(was.longest, peers.ratio(site))
+            self.found[site] = replace(was, clipped=was.clipped + 1, longest=longest)
+        else:
+            self.found[site] = replace(was, numberless=was.numberless + 1)
 
     def decides(self, index: int) -> bool:
         """Whether enough gradients of a sync have come to judge any of them."""
         peers = self._syncs.get(index)
-        return peers is not None and 2 * len(peers.lengths) > len(self._sites)
+        return peers is not None and peers.decides
 
     def missing(self, index: int) -> list[str]:
         """Return the sites whose gradient for a sync has not come."""

@@ -8,6 +8,7 @@ from typing import Self
 
 from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.meeting import Meeting
+from fedda.exchange.outliers import Found
 from fedda.exchange.tally import Tally
 
 
@@ -48,11 +49,8 @@ class Session(ABC):
         """The smallest number of examples that a gradient summed over, by site."""
         return dict(self._meeting.fewest)
 
-    def outliers(self) -> Mapping[str, tuple[int, float]]:
-        """How many gradients of a site were too long to count, and the longest; by site.
-
-        A length is in units of the median of the others'; infinite: the values were not finite.
-        """
+    def outliers(self) -> Mapping[str, Found]:
+        """What was found in the gradients of a site that did not count as they were, by site."""
         return self._meeting.outliers.found if self._meeting.outliers else {}
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:

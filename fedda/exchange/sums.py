@@ -10,9 +10,9 @@ Floating-point sums depend on the order. So gradients are added in the order of 
 their arrival, and a session gives the same bits every time. A member sends its next gradient only
 after it received the sum before, so only the last sum is kept.
 
-Members whose gradients are judged (`outliers`) come first. If one is left out, the others' sum is
-enlarged as if the members had been fewer from the start; if all are left out the sum is 0, as the
-rest would be one side of a loss alone.
+Members whose gradients are judged (`outliers`) come first. One that is too long is scaled down. If
+one is no numbers it is left out, and the others' sum is enlarged as if the members had been fewer
+from the start; if all are left out the sum is 0, as the rest would be one side of a loss alone.
 """
 
 import numpy as np
@@ -71,28 +71,28 @@ class Sums:
     def go_on(self) -> Vector | None:
         """Add what has come and is judged -> the sum, once all members' gradients are in."""
         while self._added in self._early:
-            counts = self._verdict()
-            self.held = counts is None
-            if self.held:
+            factor = self._verdict()
+            self.held = factor is None
+            if factor is None:
                 return None
             gradient = self._early.pop(self._added)
-            if counts:
-                self._add(gradient)
+            if factor:
+                self._add(gradient if factor == 1 else gradient * np.float32(factor))
             self._added += 1
             if self._added == len(self._judged):
                 self._make_up()
         return self._finish() if self._added == len(self._place) else None
 
-    def _verdict(self) -> bool | None:
-        """Whether the next gradient to add counts; None while that is open."""
+    def _verdict(self) -> float | None:
+        """What the next gradient to add is multiplied by; None while that is open."""
         if self._outliers is None or self._added >= len(self._judged):
-            return True
+            return 1.0
         member = self._judged[self._added]
-        counts = self._outliers.counts(member, self.index)
-        if counts is False:
+        factor = self._outliers.factor(member, self.index)
+        if factor is not None and factor < 1:
             self._outliers.note(member, self.index)
-            self._left_out += 1
-        return counts
+            self._left_out += factor == 0
+        return factor
 
     def _add(self, gradient: Vector) -> None:
         if self._total is None:

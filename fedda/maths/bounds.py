@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedda.errors import WireError
+from fedda.maths.robust import liars_of
 from fedda.wire import Arrays, Packed, pieces
 
 # A model whose weights are smaller than this, in the root of their mean square, counts as if they
 # were so large. A new head is small, and it grows by many times its norm in its first round.
 SMALL = 0.2
-LEAST_OTHERS = 3  # of fewer, one liar can be the median
+LEAST = 3  # sites whose lengths are compared: of two, nobody knows which one lies
 
 
 class Bounds:
@@ -66,21 +67,25 @@ class Bounds:
 
 
 class Peers:
-    """How long what each of some sites sent is, beside what the others sent.
+    """How long what each of some sites sent is, beside the longest of what the others sent.
 
-    A liar can lengthen what it sends itself, but not the others' median.
+    Of K sites f may lie. So what a site sends is compared with the f-th longest of the others': if
+    it lies itself, f - 1 others do, and so that is no longer than the longest honest one. It is not
+    compared with the median: honest sites that are near their optimum hardly move, and if these are
+    half of all, what each of the others sends would be too long for ever.
 
     Args:
-        times: `guard.max-update`; 0: any.
-        sites: how many sites are to send something.
+        times: `guard.max-update`; 0: any length.
+        liars: `guard.liars`, f / K.
+        sites: how many sites are to send something, K.
 
     Attributes:
         lengths: of what has come, by site.
     """
 
-    def __init__(self, times: float, sites: int) -> None:
+    def __init__(self, times: float, liars: float, sites: int) -> None:
         self.lengths: dict[str, float] = {}
-        self._times, self._sites = times, sites
+        self._times, self._sites, self._f = times, sites, liars_of(liars, sites)
         self._sorted: list[float] = []
 
     def add(self, site: str, length: float) -> None:
@@ -88,53 +93,76 @@ class Peers:
         self.lengths[site] = length
         insort(self._sorted, length)
 
-    def counts(self, site: str) -> bool | None:
-        """Whether what a site sent is not too long; None while that depends on what is to come.
+    def factor(self, site: str) -> float | None:
+        """What a site's update is multiplied by, 1 or less; None while it depends on what comes.
 
-        It is too long if it is more than `times` the median of the others', unless that is 0 or of
-        fewer than `LEAST_OTHERS`.
+        One that is longer than `times` the others' f-th longest is scaled down to that, unless this
+        is 0 or fewer than `LEAST` sites were asked.
         """
-        length, middle = self.lengths[site], self._median_beside(site)
-        if not self._times or self._sites <= LEAST_OTHERS:
-            return True
-        if 0 < length <= self._times * middle:  # what is to come counts as 0, and can only add
-            return True
-        return None if self.missing else not 0 < self._times * middle < length
+        if not self._times or self._sites < LEAST:
+            return 1.0
+        length, bound = self.lengths[site], self._times * self._beside(site)
+        if 0 < length <= bound:  # what is to come counts as 0, and can only add
+            return 1.0
+        if self.missing:
+            return None
+        return bound / length if 0 < bound < length else 1.0
 
     def ratio(self, site: str) -> float:
-        """How long what a site sent is, in units of the median of the others'."""
-        return self.lengths[site] / self._median_beside(site)
+        """How long what a site sent is, in units of the others' f-th longest."""
+        return self.lengths[site] / self._beside(site)
 
     @property
     def missing(self) -> int:
         """How many sites have sent nothing yet."""
         return self._sites - len(self.lengths)
 
-    def _median_beside(self, site: str) -> float:
-        own, others = bisect_left(self._sorted, self.lengths[site]), self._sites - 1
+    @property
+    def decides(self) -> bool:
+        """Whether enough sites have sent something to judge any of it."""
+        return len(self.lengths) > self._f
 
-        def ranked(k: int) -> float:
-            k -= self.missing
-            return 0.0 if k < 0 else self._sorted[k + (k >= own)]
+    def _beside(self, site: str) -> float:
+        """The f-th longest of the others'; of fewer than f that have come, 0."""
+        own, place = bisect_left(self._sorted, self.lengths[site]), len(self._sorted) - 1 - self._f
+        return self._sorted[place + (place >= own)] if place >= 0 else 0.0
 
-        return (ranked((others - 1) // 2) + ranked(others // 2)) / 2 if others else 0.0
 
-
-def too_long(lengths: Mapping[str, float], times: float) -> dict[str, float]:
-    """Find updates that are much longer than the others' -> how long, by site.
+def too_long(
+    lengths: Mapping[str, float], times: float, liars: float
+) -> dict[str, tuple[float, float]]:
+    """Find updates that are much longer than the others' -> how long and by what to scale, by site.
 
     Args:
         lengths: of the updates, by site.
-        times: `guard.max-update`; 0: any.
+        times: `guard.max-update`; 0: any length.
+        liars: `guard.liars`.
 
     Returns:
-        Of each update longer than `times` the median of the others', its length in units of that
-        median.
+        Of each update that is too long, its length in units of what it is compared with (`Peers`),
+        and the factor that makes it `times` as long as that.
     """
-    peers = Peers(times, len(lengths))
+    peers = Peers(times, liars, len(lengths))
     for site, length in lengths.items():
         peers.add(site, length)
-    return {site: peers.ratio(site) for site in lengths if not peers.counts(site)}
+    factors = {site: peers.factor(site) for site in lengths}
+    return {site: (peers.ratio(site), f) for site, f in factors.items() if f is not None and f < 1}
+
+
+def scaled(model: Arrays, sent: Arrays, factor: float) -> Arrays:
+    """Scale an update down: the model that was sent plus a part of the way to the one that came.
+
+    BatchNorm's running statistics go the same part of the way; counters stay as they came.
+
+    Args:
+        model: the one that came.
+        sent: the one that was sent, with arrays of the same names and shapes.
+        factor: the part, from 0 to 1.
+    """
+    return {
+        name: (1 - factor) * sent[name] + factor * values if values.dtype.kind == "f" else values
+        for name, values in model.items()
+    }
 
 
 def norm(arrays: Arrays, minus: Arrays | None = None) -> float:

@@ -22,6 +22,7 @@ WORDS = {
     "failed": "reported a failure",
     "refused": "reply or offer refused",
     "stale": "reply nobody asked for",
+    "clipped": "longer than the others', scaled down",
     "paused": "run paused",
     "resumed": "run went on",
     "no offer": "gave no usable offer",

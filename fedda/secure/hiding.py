@@ -30,7 +30,7 @@ MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
 SIGNED = Rule({"key": Kind.KEY}, frozenset({"seconds"}))
 
 # What a target that averages does in place of the server's guard; `most` bounds a site's examples.
-GUARD = frozenset({"most", "max-change", "max-statistics", "max-update"})
+GUARD = frozenset({"liars", "most", "max-change", "max-statistics", "max-update"})
 
 
 @dataclass(frozen=True)

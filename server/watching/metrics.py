@@ -23,6 +23,7 @@ WHAT = {  # kinds of troubles that have a label of their own
     "failed",
     "refused",
     "stale",
+    "clipped",
     "paused",
     "resumed",
     "untested",

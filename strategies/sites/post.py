@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from fedda import records
 from fedda.errors import Code, FeddaError, public
-from fedda.maths.bounds import LEAST_OTHERS, norm
+from fedda.maths.bounds import LEAST, norm
 from fedda.wire import Kind, Manifest, Packed, Part
 
 from .held import MODEL, Held
@@ -99,22 +99,23 @@ class Post:
         return made(kept)
 
     def _lengths(self, roster: Roster) -> Lengths | None:
-        """What judges the lengths of the sources' updates, if enough are to send one."""
-        times, sources = self._setup.guard.max_update, {node.name for node in roster.sources}
+        """What bounds the lengths of the sources' updates, if enough are to send one."""
+        guard, sources = self._setup.guard, {node.name for node in roster.sources}
         asked = [
             n for n, (part, _, sent) in self.open.items() if n in sources and _trains(part, sent)
         ]
-        return Lengths(times, len(asked)) if times and len(asked) > LEAST_OTHERS else None
+        return Lengths(guard, len(asked)) if guard.max_update and len(asked) >= LEAST else None
 
-    def _judged(self, lengths: Lengths) -> Iterator[Reply]:
-        """Yield the replies that were held back and count; report the others."""
-        kept, odd = lengths.rest()
+    def _bounded(self, lengths: Lengths) -> Iterator[Reply]:
+        """Yield the replies that were held back; report those that are scaled down."""
         most = self._setup.guard.max_update
-        for name, times in odd.items():
-            text = f"its update is {times:.3g} times as long as the median of the others', and "
-            text += f"guard.max-update is {most:g}; left out of this round"
-            self._setup.notice("refused", name, text)
-        yield from kept
+        for reply, times, factor in lengths.rest():
+            if factor < 1:
+                text = f"its update is {times:.3g} times as long as the longest of the others'; "
+                text += f"scaled by {factor:.2g}, as guard.max-update is {most:g}"
+                self._setup.notice("clipped", reply.node.name, text)
+            yield reply
+            del reply
 
     def accept(
         self,
@@ -160,10 +161,11 @@ class Post:
             if lengths is None or model is None or sent is None:
                 yield reply
             else:
-                yield from lengths.add(reply, model, norm(model.unpack(), sent.before.unpack()))
+                length = norm(model.unpack(), sent.before.unpack())
+                yield from lengths.add(reply, sent, length)
             del reply, model  # free them before the next one is fetched
         if lengths is not None:
-            yield from self._judged(lengths)
+            yield from self._bounded(lengths)
         for name in sorted(self.open):
             notice("silent", name, f"{self.lost.get(name, 'no reply')}; {LEFT_OUT}")
         self.open.clear()

@@ -1,12 +1,11 @@
 """Open a session of the exchange, in which sites sum gradients in mid-round."""
 
 from collections.abc import Collection, Mapping, Sequence
-from math import isfinite
 
 from fedda.errors import ConfigError
 from fedda.exchange import Group, Outliers, Session
 from fedda.exchange.masked import agreement
-from fedda.maths.bounds import LEAST_OTHERS
+from fedda.maths.bounds import LEAST
 from fedda.wire import Manifest
 
 from .setup import Setup
@@ -27,8 +26,8 @@ def convene(
         members: names of the sites in each group, by the group's name. The name is that of the
             layout of the group's gradients; if several groups share a layout, `/SITE` follows it.
         syncs: number of sums per group.
-        alike: names of the sites whose gradients are compared by their lengths; fewer than four,
-            and masked gradients, are not.
+        alike: names of the sites whose gradients are compared by their lengths; fewer than
+            three, and masked gradients, are not.
 
     Raises:
         ConfigError: the round is too short for one sum, or there is no host for the exchange.
@@ -53,23 +52,26 @@ def convene(
     ]
     if lazy.masked:
         groups.append(agreement(groups))
-    times = setup.guard.max_update
-    compared = times > 0 and len(alike) > LEAST_OTHERS and not lazy.masked
+    guard = setup.guard
+    compared = guard.max_update > 0 and len(alike) >= LEAST and not lazy.masked
     return setup.exchange.open(
         groups,
         join=lazy.join,
         wait=lazy.wait,
         rejoin=lazy.rejoin,
-        outliers=Outliers(times, alike) if compared else None,
+        outliers=Outliers(guard, alike) if compared else None,
     )
 
 
 def report(setup: Setup, session: Session) -> None:
-    """Name the sites whose gradients were left out of sums, when a session has ended."""
-    times = setup.guard.max_update
-    for site, (count, longest) in session.outliers().items():
+    """Name the sites whose gradients did not count as they were, when a session has ended."""
+    for site, found in session.outliers().items():
         sent = sum(group.syncs for group in session.invitations[site].groups)
-        most = f"up to {longest:.3g} times" if isfinite(longest) else "without bound, or no numbers"
-        text = f"{count} of its {sent} gradients were longer than {times:g} times "
-        text += f"(guard.max-update) the median of the others', {most}; left out of their sums"
-        setup.notice("refused", site, text)
+        if found.numberless:
+            text = f"{found.numberless} of its {sent} gradients were no numbers; "
+            setup.notice("refused", site, f"{text}left out of their sums")
+        if found.clipped:
+            text = f"{found.clipped} of its {sent} gradients were longer than "
+            text += f"{setup.guard.max_update:g} times (guard.max-update) the longest of the "
+            text += f"others', up to {found.longest:.3g} times; scaled down to it in their sums"
+            setup.notice("clipped", site, text)

@@ -49,3 +49,18 @@ def bounded(start: Vector, models: Sequence[Vector], w: Vector) -> list[float]:
         factor = min(1.0, most / length) if length else 1.0
         moved.append([s + factor * (x - s) for s, x in zip(start, model, strict=True)])
     return mean(moved, w)
+
+
+def clipped(
+    start: Vector, models: Sequence[Vector], times: float, liars: float
+) -> list[list[float]]:
+    """Each update no longer than so many times the f-th longest of the others', from three on."""
+    f = math.ceil(round(liars * len(models), 6))
+    lengths = [distance(model, start) for model in models]
+    moved = []
+    for k, (model, length) in enumerate(zip(models, lengths, strict=True)):
+        others = sorted(lengths[:k] + lengths[k + 1 :], reverse=True)
+        most = times * others[f - 1] if len(models) > 2 else 0.0
+        factor = most / length if 0 < most < length else 1.0
+        moved.append([s + factor * (x - s) for s, x in zip(start, model, strict=True)])
+    return moved
