@@ -21,7 +21,7 @@ in the last rows they have their defaults. `away` is what a run costs without th
 
 With `--table sums` the lies are about what sources add to sums of gradients, and their models are
 honest: `tenfold` and `hundredfold` are gradients ten and a hundred times as long, `against` is -4
-times the honest one, which is short enough to count, and `numberless` is NaN. Rows are FADA, which
+times the honest one, and `numberless` is NaN. Rows are FADA, which
 sums in pairs of a source and the target, and f-DANN, whose sources add up with the target in one
 sum, each with `guard.max-update` off and with its default.
 
@@ -67,7 +67,7 @@ SUMS = {"tenfold": 10.0, "hundredfold": 100.0, "against": -4.0, "numberless": ma
 ENDED = "ended.txt"
 TIMES = {"fourfold": 4, "scaled": 10, "noise": 10}  # as long as the honest update
 CLAIMED = 100  # times the true number of examples
-GUARD: Flat = {"guard.max-change": 5.0, "guard.max-update": 5.0, "guard.max-examples": 2.0}
+GUARD: Flat = {"guard.max-change": 5.0, "guard.max-update": 2.0, "guard.max-examples": 2.0}
 ROWS: dict[str, Flat] = {
     "FedAvg": {},
     "bounded": {"guard.mean": "bounded"},
@@ -82,7 +82,7 @@ ROWS: dict[str, Flat] = {
 ADDED: Flat = {"train.batch-size": 64, "train.rounds-per-epoch": 0.5}
 FADA: Flat = ADDED | {"method": "fada", "fada.parts": "adversarial", "fada.weights.alignment": 1.0}
 FDANN: Flat = ADDED | {"method": "fdann", "fdann.reversal.strength": 1.0}
-GUARDED: Flat = {"guard.max-update": 5.0}
+GUARDED: Flat = {"guard.max-update": 2.0}
 SUM_ROWS: dict[str, Flat] = {
     "FADA": FADA,
     "FADA, guarded": FADA | GUARDED,
