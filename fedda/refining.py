@@ -6,7 +6,9 @@
     refined      `fedda.maths.refine` of that, as one model (`fedda.models.refined`)
 
 Statistics of a target whose classes are uneven mislead: they make rare classes look as frequent as
-at the sources. So that member counts the less, the more evidence the source-only model gives.
+at the sources. But a shift alone can make the source-only model give too many images one class,
+which these statistics mend. So that member counts the less, and the shares of the answers the more,
+the more evidence for uneven classes there is, as far as both models see the same ones.
 
 It reads no label, and nothing that it computes is sent.
 """
@@ -102,11 +104,16 @@ def refined_model(
     members = [m for m in (source_only, adapted) if m is not None]
     p = [models.predict(m, x).double() for m in members]
     weights = [1.0] * len(p)
-    even = 1 - refine.evidence(p[0], refine.FULL_DOUBT * math.log(p[0].shape[1]))
-    if even > 0 and models.batchnorms(members[0]):
-        members.insert(0, with_own_statistics(members[0], x))
-        p.insert(0, models.predict(members[0], x).double())
-        weights.insert(0, even)
+    beta = None
+    if models.batchnorms(members[0]):
+        own = with_own_statistics(members[0], x)
+        q = models.predict(own, x).double()
+        trust, full = refine.alike(p[0], q), refine.FULL_DOUBT * math.log(q.shape[1])
+        beta = trust * refine.evidence(p[0])
+        if (even := 1 - trust * refine.evidence(p[0], full)) > 0:
+            members.insert(0, own)
+            p.insert(0, q)
+            weights.insert(0, even)
     w = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     consensus = torch.einsum("k,knc->nc", w, torch.stack(p))
     if taught is not None:
@@ -126,7 +133,7 @@ def refined_model(
     try:
         space = Space.of(features)
         z = space(features.double())
-        q, found = refine.refine(consensus, z, strength, shares)
+        q, found = refine.refine(consensus, z, strength, shares, beta)
     except (ValueError, torch.linalg.LinAlgError) as error:  # type: ignore[attr-defined]
         raise RefineError(
             f"The target's features cannot be told apart ({error}); the model stays as it is."

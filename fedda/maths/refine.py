@@ -17,9 +17,12 @@ model EEE), with bounds that make it safe: one covariance, so that no class can 
 and p in each step, so that answers cannot drift from what was learnt with labels.
 
 Shares cost points where the models merely overlook a class, and save many where a class is rare or
-missing. So they count by the evidence for them, beta: the divergence of the mean of p from even
-shares, less what chance makes of N images, over FULL_EVIDENCE, and at most 1. Unlike q the shares
-stay as they are, as shares that follow q feed on themselves.
+missing. So they count by the evidence for them, beta: the divergence of a model's mean prediction
+from even shares, less what chance makes of N images, over FULL_EVIDENCE, and at most 1. But a shift
+can make a model give too many images one class. So the same model with BatchNorm's statistics of
+the target is asked, too, and beta is multiplied by the cosine of both's deviations from even
+shares: 1 where they see the same classes too often, and 0 where they see others. Unlike q the
+shares stay as they are, as shares that follow q feed on themselves.
 """
 
 import math
@@ -127,7 +130,7 @@ def logits(
 
 
 def evidence(p: Tensor, full: float = FULL_EVIDENCE) -> float:
-    """How surely the classes of predictions (N, C) are not even, from 0 to 1: beta.
+    """How surely the classes of predictions (N, C) are not even, from 0 to 1: beta for one model.
 
     Args:
         p: the predictions.
@@ -139,15 +142,27 @@ def evidence(p: Tensor, full: float = FULL_EVIDENCE) -> float:
     return min(max(divergence / full, 0.0), 1.0)
 
 
-def offset(p: Tensor, shares: Shares = "auto") -> Tensor:
-    """The offset beta log pi of predictions (N, C) -> (C,)."""
+def alike(p: Tensor, other: Tensor) -> float:
+    """How far two models, (N, C) each, find the same classes too frequent, from 0 to 1: cosine."""
+    one, two = (q.double().mean(dim=0) - 1 / q.shape[1] for q in (p, other))
+    return max(float(torch.cosine_similarity(one, two, dim=0)), 0.0)
+
+
+def offset(p: Tensor, shares: Shares = "auto", beta: float | None = None) -> Tensor:
+    """The offset beta log pi of predictions (N, C), by default with their own beta -> (C,)."""
     count = torch.bincount(p.argmax(dim=1), minlength=p.shape[1]).to(p.dtype) + PRIOR
-    beta = evidence(p) if shares == "auto" else float(shares == "estimated")
-    return beta * (count / count.sum()).log()
+    auto = evidence(p) if beta is None else beta
+    return (auto if shares == "auto" else float(shares == "estimated")) * (
+        count / count.sum()
+    ).log()
 
 
 def refine(
-    p: Tensor, z: Tensor, strength: Strength = "careful", shares: Shares = "auto"
+    p: Tensor,
+    z: Tensor,
+    strength: Strength = "careful",
+    shares: Shares = "auto",
+    beta: float | None = None,
 ) -> tuple[Tensor, Gaussians]:
     """The local last step, for predictions (N, C) and points (N, d) -> q (N, C), and its Gaussians.
 
@@ -156,12 +171,13 @@ def refine(
         z: the points, as `Space` makes them.
         strength: how much the Gaussians may say against p.
         shares: whether the estimated shares of the classes count: by the evidence, never, in full.
+        beta: the evidence for uneven shares; None: that of p.
     """
     s, w, ridge = WEIGHTS[strength]
     p, z = p.double(), z.double()
     N, d = z.shape
     ridge += d / N  # of few images a covariance says little
-    of_shares = offset(p, shares)
+    of_shares = offset(p, shares, beta)
     q, total, found = p, z.T @ z, None
     for _ in range(STEPS):
         n = q.sum(dim=0)

@@ -6,12 +6,18 @@ import numpy as np
 
 
 def refine(
-    p: list[list[float]], x: list[list[float]], s: float, w: float, ridge: float, shares: str
+    p: list[list[float]],
+    x: list[list[float]],
+    s: float,
+    w: float,
+    ridge: float,
+    shares: str,
+    beta: float,
 ) -> list[list[float]]:
-    """Answers q of predictions p and features x."""
+    """Answers q of predictions p and features x, with the evidence beta for shares."""
     z = points(x)
     N, C, d = len(p), len(p[0]), len(z[0])
-    offset = offsets(p, shares)
+    offset = offsets(p, shares, beta)
     q = p
     for _ in range(8):
         n = [sum(row[c] for row in q) for c in range(C)]
@@ -62,18 +68,30 @@ def points(x: list[list[float]]) -> list[list[float]]:
     return (centred @ vectors[:, ::-1][:, :d]).tolist()
 
 
-def offsets(p: list[list[float]], shares: str) -> list[float]:
+def offsets(p: list[list[float]], shares: str, beta: float) -> list[float]:
     """What each class's share adds to its logit."""
-    N, C = len(p), len(p[0])
-    count = [0.3] * C
+    count = [0.3] * len(p[0])
     for row in p:
         count[row.index(max(row))] += 1
-    total = sum(count)
-    if shares == "even":
-        return [0.0] * C
-    beta = 1.0
-    if shares == "auto":
-        mean = [sum(row[c] for row in p) / N for c in range(C)]
-        divergence = sum(m * math.log(m * C) for m in mean) - (C - 1) / (2 * N)
-        beta = min(max(divergence / 0.1, 0.0), 1.0)
-    return [beta * math.log(n / total) for n in count]
+    weight = {"even": 0.0, "estimated": 1.0, "auto": beta}[shares]
+    return [weight * math.log(n / sum(count)) for n in count]
+
+
+def evidence(p: list[list[float]]) -> float:
+    """How far one model's mean prediction is from even shares, from 0 to 1."""
+    N, C = len(p), len(p[0])
+    divergence = sum(m * math.log(m * C) for m in mean_of(p)) - (C - 1) / (2 * N)
+    return min(max(divergence / 0.1, 0.0), 1.0)
+
+
+def alike(p: list[list[float]], other: list[list[float]]) -> float:
+    """The cosine of two models' mean predictions less even shares, if it is above 0."""
+    one, two = ([m - 1 / len(p[0]) for m in mean_of(q)] for q in (p, other))
+    dot = sum(a * b for a, b in zip(one, two, strict=True))
+    lengths = math.sqrt(sum(a * a for a in one)) * math.sqrt(sum(b * b for b in two))
+    return max(dot / lengths, 0.0)
+
+
+def mean_of(p: list[list[float]]) -> list[float]:
+    """The mean prediction."""
+    return [sum(column) / len(p) for column in zip(*p, strict=True)]
