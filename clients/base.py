@@ -355,7 +355,7 @@ class Client(NumPyClient):
             numbers["predicted"] = self.released("predicted", classes, len(p))
         refined = None
         if request.is_last:
-            numbers |= appraisal.appraised(self, p) | last_step.beside(self, p)
+            numbers |= appraisal.appraised(self, p)
             if (refined := last_step.take(self)) is not None:
                 numbers |= last_step.reported(self, refined)
                 notes.refined(self, refined)

@@ -14,7 +14,7 @@ import fedda
 from fedda import models, refining
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.errors import ConfigError, ModelError, RefineError
+from fedda.errors import ModelError, RefineError
 from fedda.maths import refine
 from fedda.maths.refine import WEIGHTS, Gaussians, Shares, Space, Strength
 from fedda.models import Model, refined
@@ -69,8 +69,13 @@ def test_it_is_what_a_naive_twin_computes(
 ) -> None:
     x, p = drawn(n, d, C)
     z = Space.of(x)(x)
-    q, _ = refine.refine(p, z, strength, shares)
-    expected = twin.refine(p.tolist(), x.tolist(), *WEIGHTS[strength], shares)
+    other = p ** torch.tensor([0.5, *[1.0] * (C - 1)])
+    other /= other.sum(dim=1, keepdim=True)
+    beta = refine.alike(p, other)
+    assert beta == pytest.approx(twin.alike(p.tolist(), other.tolist()), abs=1e-12)
+    assert refine.evidence(other) == pytest.approx(twin.evidence(other.tolist()), abs=1e-12)
+    q, _ = refine.refine(p, z, strength, shares, beta)
+    expected = twin.refine(p.tolist(), x.tolist(), *WEIGHTS[strength], shares, beta)
     assert q.numpy() == pytest.approx(np.array(expected), abs=1e-9)
 
 
@@ -96,6 +101,23 @@ def test_shares_count_by_the_evidence_for_them() -> None:
     expected = divergence / 0.1 * np.log([70.3 / 100.6, 30.3 / 100.6])
     assert refine.offset(some).tolist() == pytest.approx(expected)
     assert refine.offset(some, "estimated").exp().sum().item() == pytest.approx(1.0)
+
+
+def test_shares_count_as_far_as_both_models_see_the_same_ones() -> None:
+    def seen(*mean: float) -> Tensor:
+        return torch.tensor([mean]).double()
+
+    even = 1 / 3
+    one, other = seen(even + 0.2, even, even - 0.2), seen(even + 0.2, even - 0.1, even - 0.1)
+    # (.2 * .2 + .2 * .1) / (.2 sqrt(2) * .1 sqrt(6))
+    assert refine.alike(one, other) == pytest.approx(np.sqrt(3) / 2)
+    assert refine.alike(one, seen(even - 0.1, even + 0.2, even - 0.1)) == 0  # another class
+    assert refine.alike(one, seen(even, even, even)) == pytest.approx(0, abs=1e-6)
+    rare = torch.tensor([[0.9, 0.1]] * 90 + [[0.1, 0.9]] * 10).double()
+    assert refine.offset(rare, beta=0.3).tolist() == pytest.approx(
+        (0.3 * refine.offset(rare)).tolist()
+    )
+    assert refine.offset(rare, "estimated", 0.3).tolist() == refine.offset(rare).tolist()
 
 
 def test_a_class_that_is_missing_takes_few_images() -> None:
@@ -165,6 +187,27 @@ def test_the_targets_statistics_are_those_of_its_images() -> None:
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     changed = [n for n, t in own.state_dict().items() if not torch.equal(t, before[n])]
     assert changed and all("running_" in n for n in changed)
+
+
+def test_what_a_shift_makes_of_one_model_is_not_taken_for_uneven_classes() -> None:
+    """All columns move, so the model gives one class most images; its own statistics mend that."""
+    x, y = (torch.tensor(part) for part in clouds(300))
+    model, config = network(3)
+    steps = torch.optim.Adam(model.parameters(), 0.02)
+    model.train()
+    for _ in range(40):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        steps.step()
+    model.eval()
+    moved = x + torch.linspace(-2, 2, 12)
+    before = models.predict(model, moved).argmax(dim=1)
+    assert refine.evidence(models.predict(model, moved)) == 1  # one class has nearly all
+    made = refining.refined_model(None, model, moved, config, (12,))
+    assert len(refined.members_of(made.model)) == 2  # also with its own statistics
+    assert made.model.head.offset.abs().max() < 0.1
+    right = [float((q == y).double().mean()) for q in (before, made.after.argmax(dim=1))]
+    assert right[1] > right[0] + 0.2
 
 
 def test_a_small_model_learns_the_answers() -> None:
@@ -239,25 +282,34 @@ def test_a_run_refines_at_the_target_and_sends_nothing_more(tmp_path: Path) -> N
     assert not list((tmp_path / "none").rglob("*refined*"))
 
 
-def test_a_target_compares_its_trainings_models_and_tells_one_share_each(tmp_path: Path) -> None:
-    x = np.random.default_rng(5).uniform(0, 1, (120, 12)).astype(np.float32)
-    far = sites() | {"t": (x, None)}
-    beside = "r.fedavg-0,..-..-r.fedavg-0,r.shot-7,r.adabn-0"
-    more = SETTINGS | {"rounds": 1, "run_beside": beside, "baseline": "fedavg"}
-    run = fedda.simulate(far, "t", "adabn", dir=tmp_path / "r", **more)
-    (first,), (second,) = (run.results.raw["trainings"][m] for m in ("fedavg", "adabn"))
-    assert "beside" not in first  # nothing is there yet, and nothing is compared with itself
-    p = torch.stack(
-        [models.predict(models.load(t["model"])[0], torch.tensor(x)) for t in (first, second)]
+@pytest.mark.parametrize("method", ["kd3a", "kd3a,train.lr=.05", "adabn"])
+def test_a_comparisons_training_is_refined_as_a_runs_is(method: str, tmp_path: Path) -> None:
+    """Whether or not FedAvg is compared, its model of the seed takes part in the last step."""
+    name, _, own = method.partition(",")
+    more: dict[str, Any] = SETTINGS | ({"train_lr": 0.05} if own else {})
+    run = fedda.simulate(sites(), "t", name, seeds=(3,), dir=tmp_path / "run", **more)
+    kept = (
+        tmp_path
+        / "run"
+        / "sites"
+        / refined_file(run.results.raw, run.results.raw["trainings"][name][0])
     )
-    agreed = (p.argmax(dim=2) == p.mean(dim=0).argmax(dim=1)).double().mean(dim=1).tolist()
-    assert second["beside"] == {
-        name: pytest.approx(share, abs=0.005)
-        for name, share in zip(("r.fedavg-0", "r.adabn-0"), agreed, strict=True)
-    }
-    assert min(agreed) < 0.99
-    with pytest.raises(ConfigError, match="beside"):
-        fedda.simulate(sites(), "t", dir=tmp_path / "q", run_beside=",".join(["a"] * 17))
+    expected, _ = models.load(kept)
+    for baseline in ("none", "fedavg"):
+        place = tmp_path / baseline
+        found = fedda.compare(
+            sites(), [method], "t", seeds=(3,), dir=place, baseline=baseline, **SETTINGS
+        )
+        score = next(s for s in found.scores if s.variant != "FedAvg")
+        assert score.refined == run.results.of(name)[0].refined
+        assert len(found.scores) == (1 if baseline == "none" else 2)
+        (file,) = place.glob(f"cells/{name}*/sites/t/*.refined.safetensors")
+        made, _ = models.load(file)
+        assert len(refined.members_of(made)) == 3
+        for one, other in zip(
+            made.state_dict().values(), expected.state_dict().values(), strict=True
+        ):
+            assert torch.equal(one, other)
 
 
 def test_a_target_without_tests_says_no_accuracy(tmp_path: Path) -> None:

@@ -1,21 +1,19 @@
 """The last step of a training, at the target alone: `fedda.refining`, and what a test says of it.
 
-The source-only model of the same run and seed is found in the file of its own last step.
+The source-only model of the same run and seed is found in the file of its own last step. Where
+each training is a run of its own, as in a comparison, the site is told which file that is.
 """
 
 import logging
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from fedda import models, refining
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
-from fedda.maths.validators import subset
 from fedda.models import Model, refined
 from fedda.refining import Refined
-from fedda.train import generator
 
 from . import state
 from .appraisal import Appraised
@@ -72,49 +70,15 @@ def reported(client: Refining, made: Refined) -> Numbers:
     return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
 
 
-def beside(client: Refining, p: Tensor) -> Numbers:
-    """How far earlier trainings' models, and the one that predicts p (N, C), agree with their mean.
-
-    Those are the last members of the models that the trainings' last steps have left here. One
-    that is not here, or is of another network, has no number and no part in the mean. A teacher of
-    the site's own has a part in it, and no number.
-    """
-    task, x = client.request.task, client.data.x
-    chosen = subset(len(x), generator("agreement"))
-    known: dict[int, Tensor] = {}
-    for i, training in enumerate(task.others):
-        try:
-            model = _kept(client, training) if training != task.training else None
-        except FeddaError as error:  # a damaged file of another training
-            logger.warning("%s is not compared: %s", training, error)
-            continue
-        if model is not None:
-            known[i] = models.predict(model, x[chosen])
-    if not known:
-        return {}
-    known[len(task.others)] = p[chosen]
-    trainings = [*task.others, task.training]
-    methods = [trainings[i].rpartition(".")[2].rpartition("-")[0] for i in known]
-    taught = client.site.taught(task)
-    aside = None if taught is None else taught[chosen].to(p)
-    shares = refining.agreed(torch.stack([*known.values()]), methods, aside)
-    named = {f"agreed-{i}": share for i, share in zip(known, shares, strict=True)}
-    return {n: client.released(n, v, len(chosen)) for n, v in named.items()}
-
-
 def _source_only(client: Refining) -> Model | None:
-    """The model of this run's source-only training, from its last step; None if it had none."""
-    task = client.request.task
+    """The source-only model, from its last step; None if it had none here, or of other inputs."""
+    task, site = client.request.task, client.site
     if task.method == REFERENCE:
         return None
-    return _kept(client, task.model_copy(update={"method": REFERENCE}).training)
-
-
-def _kept(client: Refining, training: str) -> Model | None:
-    """The model that a training's last step refined; None if it is not here, or of other inputs."""
-    task, path = client.request.task, state.refined_path(client.site, training)
+    own = state.refined_path(site, task.model_copy(update={"method": REFERENCE}).training)
+    path = site.source_only or own
     if path is None or not path.is_file():
         return None
     loaded, meta = models.load(path)
     alike = (meta.config, meta.classes, meta.inputs) == (task.model, task.names, task.inputs)
-    return refined.members_of(loaded)[-1].to(client.site.device) if alike else None
+    return refined.members_of(loaded)[-1].to(site.device) if alike else None

@@ -54,8 +54,9 @@ class Site:
             frozen network's weights), key and peers (files: its node key, and the federation's
             public ones), features-dir (where its features are kept), hold-out (the share of its
             images on which a source without tests calibrates, and does not train), teacher (a
-            target's file of a teacher of its own, `clients.site.teacher`) and reproducible (true:
-            images are divided into blocks by the site's name, not by chance).
+            target's file of a teacher of its own, `clients.site.teacher`), source-only (a target's
+            file of what the last step made of FedAvg's model, where another run trained that) and
+            reproducible (true: images are divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -99,6 +100,7 @@ class Site:
         if node.get("features-dir"):
             folder = Path(str(node["features-dir"]))
         self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
+        self.source_only = Path(str(node["source-only"])) if node.get("source-only") else None
         taught = Path(str(node["teacher"])) if node.get("teacher") else None
         self.teacher = teacher.shared(taught, self.path, self.reading, self.device)
 

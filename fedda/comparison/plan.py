@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from fedda.config import Flat
 from fedda.data import Reading, describe
 from fedda.data.form import AS_IT_IS
 from fedda.errors import DataError, RunError
-from fedda.halves import load
+from fedda.halves import REFERENCE, load
 from fedda.results.read import REFINED, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
@@ -26,6 +26,7 @@ SETTINGS, FACTS = "config.json", "cell.json"  # in a cell's folder: its settings
 LABELS = "target-labels"  # the oracle's source
 BENCHMARK = "benchmark.json"  # in a folder of data: how `fedda data import` made it
 AUTO, RELAY = "auto", ".relay"  # a value, and what a key ends in, that a run settles by its sites
+WITHOUT = "the last step averages FedAvg's model with the same seed, and that training failed"
 _described = cache(describe)  # cached, as describing reads the header of every image
 
 
@@ -100,9 +101,24 @@ class Plan:
     simulated: ClassVar[bool] = True  # so that the data of all sites are here
 
     def cells(self) -> list[Cell]:
-        """All cells, seed by seed: an interrupted comparison has complete tables of fewer seeds."""
+        """All cells, seed by seed."""
         every = (Cell(v, t, s) for s in self.seeds for t in self.targets for v in self.variants)
         return list(dict.fromkeys(every))
+
+    def source_only(self, cell: Cell) -> Cell | None:
+        """The FedAvg training whose model a target's last step averages, too, as in a run's."""
+        variant = cell.variant.source_only
+        refines = self.settings.get("run.refine") != "none"
+        return None if variant is None or not refines else replace(cell, variant=variant)
+
+    def trainings(self) -> list[Cell]:
+        """The source-only trainings that the cells need, then all other cells.
+
+        A cell that is one of them stands for it, whatever its label.
+        """
+        cells = self.cells()
+        first = [base for cell in cells if (base := self.source_only(cell)) is not None]
+        return [*{cell.name: cell for cell in [*first, *cells]}.values()]
 
     def config(self, cell: Cell) -> RunConfig:
         """The settings of one cell's run.
@@ -132,9 +148,14 @@ class Plan:
             for site, percent in {**self.poison, **cell.variant.poison}.items()
             if site != cell.target and site not in cell.variant.without
         }
-        made = load("server", "simulation").folders
-        sites = made(self.data, cell.target, poison, self.threads, self.reading)
+        local = load("server", "simulation")
+        sites = local.folders(self.data, cell.target, poison, self.threads, self.reading)
         own = {"notes": False} | self.reading.flat()
+        if (base := self.source_only(cell)) is not None:
+            kept = f"{base.training}.{REFINED}.safetensors"
+            place = self.folder(base).absolute() / local.SITES / cell.target / kept
+            of_target = {"source-only": str(place)}
+            sites = [s | of_target if s["role"] == "target" else s for s in sites]
         if cell.variant.oracle:
             sites = [site for site in sites if site["name"] == cell.target]
             sites = [{**site, "role": "source", "name": LABELS} for site in sites] + sites
@@ -275,7 +296,7 @@ class Plan:
                 f"{self.data} tests on all training images, and an oracle has learnt their labels "
                 "by heart; leave out --oracle, or import the data without --transductive."
             )
-        for cell in self.cells():
+        for cell in self.trainings():
             sites = self.sites(cell)
             if cell.variant.oracle:
                 self._check_labels(sites[0])
@@ -329,7 +350,17 @@ class Plan:
                 failed[cell] = value
             notify(what, cell, value)
 
-        self.execute([cell for cell in self.cells() if self.results(cell) is None], jobs, listen)
+        todo = [cell for cell in self.trainings() if self.results(cell) is None]
+        first = [cell for cell in todo if cell.variant.method == REFERENCE]
+        self.execute(first, jobs, listen)
+        able = []
+        for cell in (cell for cell in todo if cell not in first):
+            base = self.source_only(cell)
+            if base is None or self.results(base) is not None:
+                able.append(cell)
+            else:
+                listen("done", cell, WITHOUT)
+        self.execute(able, jobs, listen)
         return failed
 
     def execute(self, cells: Sequence[Cell], jobs: int, notify: Notify) -> None:

@@ -62,6 +62,15 @@ class Variant:
         readable = re.sub(r"[^\w]+", "-", replace(self, label="").name.lower()).strip("-")[:40]
         return f"{readable}-{digest}"
 
+    @property
+    def source_only(self) -> "Variant | None":
+        """FedAvg with all settings that are not the method's own; None of FedAvg itself."""
+        if self.method == REFERENCE:
+            return None
+        own = ("method", f"{self.method}.")
+        shared = {k: v for k, v in self.flat().items() if not k.startswith(own)}
+        return Variant(REFERENCE, settings=shared, poison=self.poison, without=self.without)
+
     def flat(self) -> Flat:
         """All settings of the variant: the preset's, overridden by its own."""
         presets = plugins.method(self.method).presets

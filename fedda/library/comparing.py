@@ -149,7 +149,7 @@ def train(
     plan.check()
     for name in plan.untested():
         say(f"{name} brings no labelled tests, so it gets no accuracy, only estimates")
-    cells = plan.cells()
+    cells = plan.trainings()
     done = [cell for cell in cells if plan.results(cell) is not None]
 
     def accuracy(cell: Cell) -> float | None:
