@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import models
+from fedda import data, models
 from fedda.data import Labelled
 from fedda.errors import PolicyError
 from fedda.train import balanced
@@ -63,15 +63,16 @@ class Source(Client):
         few = tests is None or (len(tests) < least and not self.site.reproducible)
         apart = self.site.held_out(self.task) if tests is None or few else None
         images = apart or self.data if tests is None or few else tests
-        p = self.checked(self.predict(images.x))
-        new = images is not self.data and not appraisal.same(images.x, self.data.x)
         hides = bool(self.task.privacy.noise) or self.site.gate.policy.privacy.demanded
-        if hides and (images is not tests or not new or appraisal.shared(images.x, self.data.x)):
+        # By the files: how a run asks for images to be converted could make any two alike.
+        if hides and (images is not tests or data.shared(self.site.path, self.site.reading)):
             raise PolicyError(
                 "The training or the policy hides single examples, so the model is not tested on "
                 "them, and this site has too few other labelled images; add test images."
             )
-        numbers = appraisal.calibrated(self, p, images.y, new)
+        p = self.checked(self.predict(images.x))
+        new = images is not self.data and not appraisal.same(images.x, self.data.x)
+        numbers = appraisal.calibrated(self, p, images.y, hides or new)
         return numbers | {"seconds": time.perf_counter() - start}
 
     def penalty(self) -> Tensor | float:

@@ -39,6 +39,7 @@ NEW_LAYERS = 10
 MOST_SHRINKING = 0.1  # share of a weight that one step may take away for no gradient's sake
 MOST_PASSES = 10  # over a site's images in a round, for the sake of `train.steps`
 LEAST_NOISE = 0.01  # of a step; with less, epsilon is in the thousands and cannot be computed
+LEAST_CLIP = 1e-6  # of an example's gradient; far below it float32 knows whole steps only
 LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
@@ -265,7 +266,17 @@ class PrivacyConfig(Section):
     """noise on each step's sum of a source's clipped gradients, in units of the clip; 0: none, else
     .01 or more (needs model.norm=group and the extra privacy)"""
     clip: float = Field(default=1.0, gt=0, le=1e6)
-    """largest norm of the gradient of one example"""
+    """largest norm of the gradient of one example, from .000001 on"""
+
+    @field_validator("clip")
+    @classmethod
+    def _is_representable(cls, clip: float) -> float:
+        if clip < LEAST_CLIP:
+            raise ValueError(
+                f"{clip:g} is so little that noise of its size would be rounded away; set it to "
+                f"{LEAST_CLIP:f} or more"
+            )
+        return clip
 
     @field_validator("noise")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import beta
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,8 +17,8 @@ from clients.policy.rules import Budget, Policy, Privacy
 from clients.policy.spent import Spent
 from clients.site import blocks, noised
 from clients.site.memory import resident
-from fedda import models, records
-from fedda.config import ModelConfig
+from fedda import models, records, wire
+from fedda.config import LEAST_CLIP, ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import BudgetError, Code, ConfigError, QuorumError
 from fedda.models import Model, batchnorms
 from fedda.ops import keys
@@ -92,15 +93,24 @@ def network() -> Model:
     return models.build(ModelConfig(name="digit-cnn", norm="group"), (1, 8, 8), 4, 0)
 
 
-def optimizer(few: Few, clip: float, expected: int) -> Any:
-    from opacus.optimizers import DPOptimizer
-
-    return DPOptimizer(
-        torch.optim.SGD(few.model.parameters(), lr=0.1),
-        noise_multiplier=0.0,
-        max_grad_norm=clip,
-        expected_batch_size=expected,
-    )
+def steps_of(few: Few, batch: list[int], about: dict[str, float], **more: Any) -> torch.Tensor:
+    """A network's gradient after a step over these examples, a second time -> (P,)."""
+    settings = PrivacyConfig.model_construct(None, **{"noise": 0.0, "clip": 1.0} | about)
+    indices = torch.tensor(batch, dtype=torch.long)
+    inner = torch.optim.SGD(few.model.parameters(), lr=0.1)
+    with noised.per_example(few.model):
+        for _ in range(2):  # nothing is left over from the step before
+            noised.noisy_gradient(
+                inner,
+                lambda part: F.cross_entropy(few.model(few.x[part]), few.y[part]),
+                indices,
+                settings,
+                expected=6,
+                draws=np.random.default_rng(3),
+                **more,
+            )
+    assert not any(hasattr(p, "grad_sample") for p in few.model.parameters())  # nothing stays
+    return torch.cat([p.grad.flatten() for p in few.model.parameters()])  # type: ignore[union-attr]
 
 
 def twin(few: Few, batch: list[int], clip: float, expected: int) -> list[torch.Tensor]:
@@ -116,34 +126,123 @@ def twin(few: Few, batch: list[int], clip: float, expected: int) -> list[torch.T
     return [t / expected for t in total]
 
 
-@pytest.mark.parametrize("most", [2, 100])
+@pytest.mark.parametrize("memory", [2, 2**24])
 @pytest.mark.parametrize("clip", [0.05, 1.0, 50.0])
-def test_a_step_clips_each_examples_gradient(clip: float, most: int) -> None:
+def test_a_step_clips_each_examples_gradient(clip: float, memory: int) -> None:
     few, batch = Few(network(), 12), [0, 3, 4, 7, 9]
-    wanted = twin(few, batch, clip, 6)
-    made: Any = few
-    with noised.per_example(few.model):
-        steps = optimizer(few, clip, 6)
-        for _ in range(2):  # nothing is left over from the step before
-            steps.zero_grad()
-            noised._clipped_gradient(made, steps, torch.tensor(batch), most)
-        found = [p.grad for p in few.model.parameters()]
-    for a, b in zip(found, wanted, strict=True):
-        assert a is not None and torch.allclose(a, b, atol=2e-6 * max(1.0, clip))
-    assert not any(hasattr(p, "grad_sample") for p in few.model.parameters())  # nothing stays
+    wanted = torch.cat([g.flatten() for g in twin(few, batch, clip, 6)])
+    found = steps_of(few, batch, {"clip": clip}, memory=memory)
+    assert torch.allclose(found, wanted, atol=2e-6 * max(1.0, clip))
 
 
 def test_the_noise_has_its_size() -> None:
-    few: Any = Few(network(), 4)
-    with noised.per_example(few.model):
-        steps = optimizer(few, 0.3, 8)
-        steps.zero_grad()
-        noised._clipped_gradient(few, steps, torch.tensor([], dtype=torch.long), 5)
-        noised._add_noise(steps, 1.7 * 0.3, np.random.default_rng(3))
-    noise = torch.cat([p.grad.flatten() for p in few.model.parameters()])
+    noise = steps_of(Few(network(), 4), [], {"noise": 1.7, "clip": 0.3})
     assert len(noise) > 200_000
-    assert float(noise.std()) == pytest.approx(1.7 * 0.3 / 8, rel=0.02)
+    assert float(noise.std()) == pytest.approx(1.7 * 0.3 / 6, rel=0.02)
     assert abs(float(noise.mean())) < 4 * float(noise.std()) / len(noise) ** 0.5
+
+
+def test_an_example_whose_gradient_is_not_finite_counts_as_none() -> None:
+    few = Few(network(), 6)
+    wanted = steps_of(few, [0, 2, 3], {})
+    few.x[[1, 4]] = torch.tensor([float("nan"), float("inf")])[:, None, None, None]
+    found = steps_of(few, [0, 1, 2, 3, 4], {})
+    assert torch.allclose(found, wanted, atol=1e-7)
+    few.x[[1, 4]] = -few.x[[4, 1]]
+    assert torch.equal(steps_of(few, [0, 1, 2, 3, 4], {}), found)  # nor does how it is not finite
+
+
+# ---- two neighbours ------------------------------------------------------------------------------
+
+
+def overflowing() -> nn.Module:
+    """A small network whose first layer overflows for an image that is not black in its corner."""
+    model = models.build(ModelConfig(name="mlp", sizes="6", norm="group"), (1, 8, 8), 4, 0)
+    next(model.parameters()).data[:, 0] = 3e38
+    return model
+
+
+def of_one_pixel() -> nn.Module:
+    """Two numbers, of which each image that is not black changes one as much as the clip allows."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False))
+    nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]
+    return model
+
+
+def replies(
+    make: Callable[[], nn.Module], x: torch.Tensor, noise: float, clip: float, count: int
+) -> np.ndarray:
+    """What a source with these images answers, so often, to the same request -> (count, P)."""
+    found = []
+    for seed in range(count):
+        few: Any = Few(make(), len(x))  # type: ignore[arg-type]
+        few.x, few.y, few.data = x, torch.zeros(len(x), dtype=torch.long), x
+        few.generator = lambda of, s=seed: torch.Generator().manual_seed(2 * s + (of == "noise"))
+        few.optimizer = lambda few=few: torch.optim.SGD(few.model.parameters(), lr=1.0)
+        few.request, few.device = SimpleNamespace(round=1), torch.device("cpu")
+        few.task = SimpleNamespace(
+            privacy=PrivacyConfig.model_construct(noise=noise, clip=clip),
+            train=TrainConfig(batch_size=len(x)),
+        )
+        gate = SimpleNamespace(books=False, policy=Policy())
+        few.site = SimpleNamespace(reproducible=True, gate=gate)
+        noised.train(few)
+        moved = zip(few.model.parameters(), few.start, strict=True)
+        found.append(torch.cat([(p - q).double().flatten() / clip for p, q in moved]))
+    return torch.stack(found).detach().numpy()
+
+
+def least_epsilon(a: np.ndarray, b: np.ndarray, delta: float) -> float:
+    """What epsilon is at least, by how well two sites' answers (n, P) can be told apart.
+
+    A direction is chosen by one half of the answers. For each threshold along it, the other half
+    bounds both chances of being beyond, with an error of 1 in 10,000.
+    """
+    n, found = len(a) // 2, 0.0
+    finite = np.isfinite([*a, *b]).all()
+    w = a[:n].mean(axis=0) - b[:n].mean(axis=0) if finite else np.zeros(a.shape[1])
+    u, v = (np.array([r @ w if np.isfinite(r).all() else 1e300 for r in s[n:]]) for s in (a, b))
+    for one, other in ((u, v), (v, u), (-u, -v), (-v, -u)):
+        for t in one:
+            low = beta.ppf(1e-4, (one >= t).sum(), n - (one >= t).sum() + 1)
+            high = beta.ppf(1 - 1e-4, (other >= t).sum() + 1, n - (other >= t).sum())
+            if low > delta and np.isfinite(high):
+                found = max(found, float(np.log((low - delta) / high)))
+    return found
+
+
+def lit(lit: int, of: int, pixels: int) -> torch.Tensor:
+    """Images, of which so many are white in the corner and all are black elsewhere."""
+    x = torch.zeros(of, 1, pixels, pixels)
+    x[:lit, 0, 0, 0] = 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("make", "clip", "x", "other"),
+    [
+        (of_one_pixel, 1.0, lit(3, 5, 1), lit(4, 5, 1)),
+        (overflowing, 1.0, lit(0, 5, 8), lit(1, 5, 8)),
+        # Sums that float32, as it has no halves of its least number, rounds to 0 and to 1 of it.
+        (of_one_pixel, 5e-45, lit(100, 600, 1), lit(101, 600, 1)),
+        (of_one_pixel, LEAST_CLIP, lit(100, 600, 1), lit(101, 600, 1)),
+    ],
+    ids=["plain", "overflow", "denormal", "least clip"],
+)
+def test_two_neighbours_cannot_be_told_apart(
+    make: Callable[[], nn.Module], clip: float, x: torch.Tensor, other: torch.Tensor
+) -> None:
+    """Two sites that differ in one image; the last but one clip is less than a site takes."""
+    first, second = (replies(make, each, 8.0, clip, 200) for each in (x, other))
+    # Another image in its place is one example less and one more: twice as far.
+    assert least_epsilon(first, second, 1e-5) <= epsilon([(8.0 / 2, 1.0, 1)], 1e-5)
+
+
+def test_what_tells_two_sites_apart_finds_what_is_not_hidden() -> None:
+    a, b = np.random.default_rng(0).normal(size=(2, 200, 7))
+    assert least_epsilon(a, b, 1e-5) == 0.0
+    assert least_epsilon(a + 4, b, 1e-5) > 2
+    assert least_epsilon(a, np.full_like(a, np.nan), 1e-5) > 2
 
 
 def test_what_is_secret_comes_from_no_seed_of_torch(
@@ -167,11 +266,9 @@ def test_what_is_secret_comes_from_no_seed_of_torch(
 def test_a_penalty_is_added_after_the_noise() -> None:
     """It depends on no example, so it is neither clipped nor counted."""
     few: Any = Few(network(), 8, penalty=2.0)
-    with noised.per_example(few.model):
-        steps = optimizer(few, 0.1, 4)
-        noised._clipped_gradient(few, steps, torch.tensor([0, 1]), 9)
-        before = [p.grad.clone() for p in few.model.parameters()]
-        noised._penalty_gradient(few)
+    steps_of(few, [0, 1], {"clip": 0.1})
+    before = [p.grad.clone() for p in few.model.parameters()]
+    noised._penalty_gradient(few)
     for p, g in zip(few.model.parameters(), before, strict=True):
         assert torch.allclose(p.grad, g + 2.0)  # mu (w - w_t + 1) at w = w_t
 
@@ -199,7 +296,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
     wanted = [max(after(site, t) for site in SOURCES) for t in (1, 2)]
     assert epsilons == pytest.approx(wanted) and epsilons[0] < epsilons[1]
     sent = [c for c in made.grid.crossed if c.way == "from" and c.role == "source"]
-    assert all(c.numbers == {"epsilon", "steps", "seconds"} for c in sent if c.kind == "train")
+    assert all(c.numbers == {"epsilon", "steps"} for c in sent if c.kind == "train")
     assert not any("running" in name for name in model)
 
 
@@ -272,6 +369,19 @@ def test_without_new_labelled_images_a_source_does_not_test(
     assert reply.has_error() and reply.error.code == Code.POLICY
 
 
+def test_no_example_can_make_a_source_refuse(domains: list[Node]) -> None:
+    """A made model whose gradients are infinite is answered as any other, and without a time."""
+    made = Bench(domains, "fedavg", rounds=1, **PRIVATE)
+    made.begin()
+    model = {
+        n: (1e38 * np.sign(a)).astype(a.dtype) for n, a in made.strategy.model.unpack().items()
+    }
+    sent = {"model": wire.pack(model, wire.Kind.MODEL)}
+    reply = made.grid.call(made.strategy.request(made.strategy.roster.sources[0], sent))
+    assert not reply.has_error()
+    assert {*records.read(reply.content)[1]["metrics"]} == {"epsilon", "steps"}
+
+
 # ---- the network ---------------------------------------------------------------------------------
 
 
@@ -317,6 +427,7 @@ def test_group_norm_takes_the_place_of_batch_norm(config: ModelConfig) -> None:
         ({"train.accumulate": 2}, "train.accumulate is 2"),
         ({"train.precision": "bfloat16"}, "train.precision is bfloat16"),
         ({"privacy.clip": 0.0}, "clip"),
+        ({"privacy.clip": 5e-45}, "noise of its size would be rounded away; set it to 0.000001"),
     ],
 )
 def test_what_would_not_be_private_is_refused(settings: dict[str, Any], says: str) -> None:
@@ -414,7 +525,7 @@ def test_steps_are_booked_before_they_are_taken(
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(noised, "_clipped_gradient", dies)
+    monkeypatch.setattr(noised, "noisy_gradient", dies)
     made = Bench(nodes, "fedavg", **PRIVATE)
     with pytest.raises(KeyboardInterrupt):
         made.round()

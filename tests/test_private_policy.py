@@ -4,15 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from clients.policy.gate import Gate
 from clients.policy.rules import Policy, Privacy
 from clients.policy.spent import Spent
-from clients.site import appraisal
 from clients.site.request import Request
-from fedda import plugins
+from fedda import data, plugins
 from fedda.config import PrivacyConfig, validate
 from fedda.errors import BudgetError, ConfigError, PolicyError
 from fedda.methods import Stage
@@ -99,10 +98,12 @@ def test_noise_whose_epsilon_would_never_be_found_is_refused(noise: float) -> No
         validate(PrivacyConfig, {"noise": noise})
 
 
-def test_an_image_that_is_trained_on_is_found_among_tests_wherever_it_is() -> None:
-    draws = torch.Generator().manual_seed(0)
-    training = torch.rand(90, 1, 4, 4, generator=draws)
-    tests = torch.rand(70, 1, 4, 4, generator=draws)
-    assert not appraisal.shared(tests, training)
-    tests[60] = training[80]
-    assert appraisal.shared(tests, training)
+def test_an_image_that_is_trained_on_is_found_among_tests_wherever_it_is(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    x, tests = (draws.integers(0, 256, (n, 4, 4), np.uint8) for n in (90, 70))
+    for number in range(2):
+        of = tmp_path / f"{number}.npz"
+        y, y_test = np.arange(90) % 2, np.arange(70) % 2
+        np.savez(of, x_train=x, x_test=tests, y_train=y, y_test=y_test)
+        tests[60] = x[80]
+    assert [data.shared(tmp_path / f"{number}.npz") for number in range(2)] == [0, 1]

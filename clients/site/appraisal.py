@@ -111,9 +111,3 @@ def same(tests: Tensor, training: Tensor) -> bool:
     """
     few = len(tests) < len(training)
     return not few and torch.equal(tests[:SAME], training[:SAME])
-
-
-def shared(tests: Tensor, training: Tensor) -> bool:
-    """Whether any image to test is one to train on, anywhere among them."""
-    known = {image.numpy().tobytes() for image in training}
-    return any(image.numpy().tobytes() in known for image in tests)

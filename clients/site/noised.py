@@ -1,17 +1,19 @@
 """DP-SGD at a source: what it sends hides whether any single example was there.
 
-Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, algorithm 1, by Opacus.
+Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, algorithm 1. Opacus gives
+the gradients of single examples.
 
     N      int      examples of the site; which is no secret
     q      float    chance of each example to be in a step's batch: batch-size / N
-    g_i    (P,)     gradient of example i's loss, scaled down to a norm of at most `privacy.clip`
+    g_i    (P,)     gradient of example i's loss, scaled down to a norm of at most `privacy.clip`;
+                    0 if it is not finite
     step            (sum_i g_i + noise clip z) / (q N), z standard normal
 
 A round takes as many steps as without noise, on batches of all examples and not of whole blocks.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedda.config import PrivacyConfig
 from fedda.models import Model
 from fedda.secure.accountant import Steps, epsilon, missing
 
@@ -62,54 +65,74 @@ def train(client: PrivateLearner) -> Numbers:
     n = max(1, round(N / train.batch_size / train.rounds_per_epoch_of(N)))
     spent = _spend(client, (settings.noise, q, n))  # before anything is computed
     draws, noise = _generators(client)
-    try:
-        from opacus.optimizers import DPOptimizer  # imports for seconds
-    except ImportError as error:
-        raise missing(error) from None
-    inner = client.optimizer()
+    optimizer = client.optimizer()
+
+    def loss_of(part: Tensor) -> Tensor:
+        return F.cross_entropy(client.model(client.inputs(part)), client.labels(part))
+
     with per_example(client.model):
-        optimizer = DPOptimizer(
-            inner,
-            noise_multiplier=0.0,  # torch would draw it
-            max_grad_norm=settings.clip,
-            expected_batch_size=max(1, round(q * N)),
-            loss_reduction="mean",
-        )
-        size = sum(p.numel() for p in optimizer.params)
         for _ in range(n):
-            optimizer.zero_grad()
             batch = torch.from_numpy((draws.random(N) < q).nonzero()[0])
-            _clipped_gradient(client, optimizer, batch, max(1, MEMORY // size))
-            _add_noise(optimizer, settings.noise * settings.clip, noise)
+            noisy_gradient(optimizer, loss_of, batch, settings, q * N, noise)
             _penalty_gradient(client)
-            inner.step()
+            optimizer.step()
     return {"steps": n, "epsilon": spent}
 
 
-def _clipped_gradient(client: PrivateLearner, optimizer: Any, batch: Tensor, most: int) -> None:
-    """Set each parameter's gradient to that of a step, in parts of so many examples."""
-    parts = batch.split(most) if len(batch) else (batch,)
-    for last, part in enumerate(parts, 1 - len(parts)):
-        optimizer.signal_skip_step(do_skip=bool(last))
-        if len(part):
-            logits = client.model(client.inputs(part))
-            F.cross_entropy(logits, client.labels(part)).backward()
-        else:  # nobody was drawn: only noise
-            for p in optimizer.params:
-                p.grad_sample = p.new_zeros(0, *p.shape)
-        if not optimizer.pre_step():
-            optimizer.zero_grad()
+def noisy_gradient(
+    optimizer: Any,
+    loss_of: Callable[[Tensor], Tensor],
+    batch: Tensor,
+    settings: PrivacyConfig,
+    expected: float,
+    draws: np.random.Generator,
+    memory: int = MEMORY,
+) -> None:
+    """Set the gradient of each parameter of an optimizer to that of a step.
 
+    All is added up in double precision, and rounded once, at the end: so noise is never rounded
+    away, and the low bits of what leaves say nothing.
 
-def _add_noise(optimizer: Any, sigma: float, draws: np.random.Generator) -> None:
-    """Add noise of this standard deviation to a step's sum of gradients, of which p.grad is a mean.
-
-    It is added in double precision and then rounded: so the low bits of what leaves say nothing.
+    Args:
+        optimizer: of the parameters, whose model is within `per_example`.
+        loss_of: the mean loss of the examples with these indices.
+        batch: indices of the examples that were drawn; may be none.
+        settings: noise and clip.
+        expected: examples in a batch, on average.
+        draws: the noise.
+        memory: values that the gradients of single examples may take at a time.
     """
-    for p in optimizer.params:
-        z = torch.from_numpy(draws.standard_normal(tuple(p.shape))) * sigma
-        noisy = p.grad.double().cpu() + z / optimizer.expected_batch_size
-        p.grad.copy_(noisy)
+    own = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    total = [torch.zeros_like(p, dtype=torch.float64) for p in own]
+    most = max(1, memory // sum(p.numel() for p in own))
+    for part in batch.split(most) if len(batch) else ():
+        loss_of(part).backward()
+        for t, g in zip(total, clipped([p.grad_sample for p in own], settings.clip), strict=True):
+            t += g
+        for p in own:
+            p.grad_sample = None
+    for p, t in zip(own, total, strict=True):
+        z = torch.from_numpy(draws.standard_normal(tuple(p.shape))).to(t.device)
+        p.grad = ((t + settings.noise * settings.clip * z) / max(1, round(expected))).to(p.dtype)
+
+
+def clipped(g: Sequence[Tensor], clip: float) -> list[Tensor]:
+    """Sum over examples i of g_i min(1, clip / |g_i|), or of 0 where g_i is not finite.
+
+    A single example of which the gradient is infinite would else decide over the whole sum.
+
+    Args:
+        g: (n, *) each: the gradients of n examples, by parameter.
+        clip: the largest norm of an example's gradient, over all parameters.
+
+    Returns:
+        (*) float64 each, in which squares of any float32 are finite.
+    """
+    squares = [x.double().flatten(1).square().sum(dim=1) for x in g]
+    norm = torch.stack(squares).sum(dim=0).sqrt()
+    finite = norm.isfinite()
+    factor = (clip / norm[finite]).clamp(max=1.0)  # 1 where the gradient is 0
+    return [torch.einsum("n,n...->...", factor, x[finite].double()) for x in g]
 
 
 def _penalty_gradient(client: PrivateLearner) -> None:

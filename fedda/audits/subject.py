@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -111,22 +112,17 @@ class Subject:
         """Train for an epoch by DP-SGD, as `clients.site.noised` does."""
         noised = load("clients", "site.noised")
         size, q = self.train.batch_size, min(1.0, self.train.batch_size / len(chosen))
-        with noised.per_example(model):
-            from opacus.optimizers import DPOptimizer
+        noise = np.random.default_rng(draws.initial_seed())
 
-            optimizer = DPOptimizer(
-                inner,
-                noise_multiplier=self.privacy.noise,
-                max_grad_norm=self.privacy.clip,
-                expected_batch_size=max(1, round(q * len(chosen))),
-                generator=torch.Generator(self.x.device).manual_seed(draws.initial_seed()),
-            )
+        def loss_of(part: Tensor) -> Tensor:
+            return F.cross_entropy(model(self.x[part]), self.y[part])
+
+        with noised.per_example(model):
             for _ in range(max(1, round(len(chosen) / size))):
                 batch = chosen[torch.rand(len(chosen), generator=draws) < q]
-                if len(batch):
-                    optimizer.zero_grad()
-                    F.cross_entropy(model(self.x[batch]), self.y[batch]).backward()
-                    optimizer.step()
+                about = self.privacy, q * len(chosen), noise
+                noised.noisy_gradient(inner, loss_of, batch, *about)
+                inner.step()
 
 
 def subject(

@@ -13,6 +13,7 @@ from fedda.data.load import (
     load_target,
     names,
     passed_over,
+    shared,
     verify,
 )
 from fedda.data.reader import Reader
@@ -50,6 +51,7 @@ __all__ = [
     "names",
     "passed_over",
     "poison",
+    "shared",
     "stream",
     "verify",
 ]

@@ -223,7 +223,12 @@ def _verified(
         form = Form(size=size, gray=gray, notice=odd.append)
         site.source(form, progress) if role == "source" else site.target(form, progress)
         site.evaluation(form, progress)
-    odd = [*odd[:1], *filter(None, [_shared(site)])]
+    odd = odd[:1]
+    if both := shared(path, reading):
+        odd.append(
+            f"{both} of the {found.test} test examples are also training examples, so the accuracy "
+            "at this site would be too good: remove them from one of both"
+        )
     if odd:  # it is said again at the next start, so the files are not noted as good
         return replace(found, warnings=(*found.warnings, *odd))
     if known and state:
@@ -272,18 +277,13 @@ def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
     return site.keys() if isinstance(site, ArrayFile | Table) else []
 
 
-def _shared(site: Site) -> str:
-    """A warning about test examples that are training examples, too; empty if there are none."""
+def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
+    """How many test examples are training examples, too, whatever shape a run wants."""
+    site = open_site(path, reading)
     tests = site.tests()
     different = {*tests}
-    shared = {one for one in site.identities("target") if one in different} if tests else {}
-    both = sum(one in shared for one in tests)
-    return (
-        f"{both} of the {len(tests)} test examples are also training examples, so the accuracy at "
-        f"this site would be too good: remove them from one of both"
-        if both
-        else ""
-    )
+    training = {one for one in site.identities("target") if one in different} if tests else {}
+    return sum(one in training for one in tests)
 
 
 def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
