@@ -51,6 +51,7 @@ def linked(text: str, name: str) -> str:
             inside = f"results/measured/{posixpath.basename(target)}"
         elif not target.startswith("docs/"):
             return label[1:-1]
+        inside = inside.replace("methods/notes/", "methods/")  # notes are a part of the page
         at = posixpath.relpath(inside, posixpath.dirname(name) or ".")
         return f"{label}({at}{hash_}{anchor})"
 

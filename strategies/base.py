@@ -13,7 +13,6 @@ round to round, so that a run can be stopped and resumed. Strategies implement F
 they also run under Flower's own `Strategy.start`.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

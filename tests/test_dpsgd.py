@@ -157,7 +157,7 @@ def test_an_example_whose_gradient_is_not_finite_counts_as_none() -> None:
 
 def overflowing() -> nn.Module:
     """A small network whose first layer overflows for an image that is not black in its corner."""
-    model = models.build(ModelConfig(name="mlp", sizes="6", norm="group"), (1, 8, 8), 4, 0)
+    model = models.build(ModelConfig(name="mlp", hidden="6", norm="group"), (1, 8, 8), 4, 0)
     next(model.parameters()).data[:, 0] = 3e38
     return model
 

@@ -172,14 +172,16 @@ def test_widths_of_hidden_layers_are_whole_numbers(text: str) -> None:
 def test_hidden_layers_by_hand() -> None:
     """Linear, BatchNorm, ReLU; dropout between two, and none behind the last."""
     made = build(net(hidden="5, 4", dropout=0.5), (1, 8, 8), 3, 0)
-    kinds = [type(layer).__name__ for layer in made.encoder.hidden]
+    layers = [m for n, m in made.named_modules() if n.startswith("encoder.hidden.")]
+    kinds = [type(layer).__name__ for layer in layers]
     assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Dropout", *("Linear", "BatchNorm1d", "ReLU")]
-    x, hidden = images(6, 1, 8, 8), made.eval().encoder.hidden
-    z = made.encoder.network(x)
-    for linear, norm in ((hidden[0], hidden[1]), (hidden[4], hidden[5])):
-        mean, var = norm.running_mean, norm.running_var
-        z = (linear.weight @ z.T).T + linear.bias
-        z = ((z - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
+    x, w = images(6, 1, 8, 8), made.eval().state_dict()
+    z = dict(made.named_modules())["encoder.network"](x)
+    for linear, norm in (("0", "1"), ("4", "5")):
+        a, b = (f"encoder.hidden.{layer}." for layer in (linear, norm))
+        z = (w[a + "weight"] @ z.T).T + w[a + "bias"]
+        z = (z - w[b + "running_mean"]) / (w[b + "running_var"] + 1e-5).sqrt()
+        z = (z * w[b + "weight"] + w[b + "bias"]).clamp(min=0)
     assert torch.allclose(made.features(x), z, atol=1e-5)
     assert {n for n in made.fresh if "hidden" in n}, "a pretrained network's hidden layers are new"
 

@@ -219,7 +219,8 @@ def test_the_list_shows_every_value_and_its_source(monkeypatch: pytest.MonkeyPat
     assert list(shown) == presets.names("kd3a")
     for name, preset in presets.table("kd3a").items():
         lines = [re.split(r"\s{2,}", line.strip()) for line in shown[name].strip().splitlines()]
-        assert lines == [[k, str(v) or "''", source] for k, (v, source) in sorted(preset.items())], name
+        wanted = [[k, str(v) or "''", source] for k, (v, source) in sorted(preset.items())]
+        assert lines == wanted, name
 
 
 def test_settings_names_the_presets() -> None:

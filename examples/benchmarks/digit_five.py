@@ -7,12 +7,11 @@ DATA holds `digits/mnist.npz`, `mnistm.npz`, `svhn.npz` and `usps.npz`, which ar
 The fifth set, SYN, is published no more: `digits/syn.npz` is used if it is there, else fedda draws
 it (`fedda data digits --colour`), and figures that rest on it are not the papers' to the point.
 
-Methods have the preset `digit5` and what their own presets add: the network and the schedule of
-KD3A's code, forty rounds. `--small` takes 800 images a set of 16 pixels, a hidden layer of 256 units
-and 36 steps a round. Every accuracy is that of the last round, as it is and refined by the target's
-last step. Trainings are kept one by one in --out, so the same command goes on where it stopped, and
-`--report` trains nothing. The last line is one JSON object: method -> target -> [mean, deviation],
-and `refined` likewise.
+Methods have the preset `digit5`: the network and the schedule of KD3A's code, forty rounds.
+`--small` takes 800 images a set of 16 pixels, 256 hidden units and 36 steps a round. Every accuracy
+is that of the last round, as it is and refined by the target's last step. Trainings are kept one by
+one in --out, so the same command goes on where it stopped, and `--report` trains nothing. The last
+line is one JSON object: method -> target -> [mean, deviation], and `refined` likewise.
 """
 
 import argparse
@@ -63,7 +62,7 @@ PAPER = {
     "FADA": (91.4, 62.5, 50.5, 71.8, 91.7),
     "FADA, by KD3A": (92.5, 64.5, 72.1, 82.8, 91.7),
 }
-# KD3A's authors' algorithm on these four sets and a drawn fifth, 512 and 256 hidden units, one seed.
+# KD3A's authors' algorithm on these sets, the fifth drawn, 512 and 256 hidden units, one seed.
 AUTHORS = {"KD3A": {"mnistm": 89.3, "svhn": 83.5}, "FedAvg": {"mnistm": 74.3, "svhn": 68.5}}
 
 
