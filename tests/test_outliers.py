@@ -25,7 +25,7 @@ from fedda.maths.bounds import Peers
 from tests.adversarial_runs import run
 from tests.local_grid import Node
 
-SIZE, SYNCS, TIMES = 20, 3, 5.0
+SIZE, SYNCS, TIMES = 20, 3, 2.0
 GUARD = GuardConfig(max_update=TIMES)
 SOURCES = ("anna", "bert", "carl", "dora", "emil")
 LIAR = "emil"
@@ -280,7 +280,9 @@ def test_one_source_decides_no_training_by_long_gradients_and_is_named(
         found = run(five, tmp_path / str(by), method, events.append, **SHORT)
         models.append(load_file(found["model"]))
         (first,) = [e for e in events if e.get("what") == "clipped" and e["site"] == LIAR]
-        said = r"(\d+) of its \1 gradients were longer than 2 times \(guard\.max-update\)"
+        said = (
+            r"(\d+) of its \1 gradients were up to \S+ times as long as the longest of the others'"
+        )
         assert first["event"] == "trouble" and re.match(said, first["text"])
         later = [e for e in events if e["event"] == "clipped" and e["site"] == LIAR]
         assert len(later) == len(found["rounds"]) - 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
-from fedda.maths.bounds import Bounds, norm, scaled, too_long
+from fedda.maths.bounds import NAMED, Bounds, norm, scaled, too_long
 from fedda.secure.agree import Occasion, Own, check, sign, verify
 from fedda.secure.seal import Envelope, layouts, seal, unseal
 from fedda.wire import CHANGE, ROWS, Kind, Packed, lay_out, pack
@@ -148,8 +148,11 @@ class Sealed:
             opened.models[source], opened.examples[source] = model, min(examples, most)
         long = too_long(lengths, *(_bound(request, n) for n in ("max-update", "liars")))
         for source, (times, factor) in long.items():
-            text = "the update of %s is %.3g times as long as the longest of the others'; scaled"
-            logger.warning(f"{text} by %.2g", source, times, factor)
+            if factor < NAMED:
+                text = (
+                    "the update of %s is %.3g times as long as the longest of the others'; scaled"
+                )
+                logger.warning(f"{text} by %.2g", source, times, factor)
             model = scaled(opened.models[source].unpack(), sent, factor)
             opened.models[source] = pack(model, Kind.MODEL)
         opened.leave_out(())  # which checks that enough are left

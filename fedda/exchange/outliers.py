@@ -14,7 +14,7 @@ import numpy as np
 
 from fedda.config import GuardConfig
 from fedda.exchange.groups import Group
-from fedda.maths.bounds import Peers
+from fedda.maths.bounds import NAMED, Peers
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Found:
     """What was found in the gradients of one site.
 
     Attributes:
-        clipped: how many were scaled down.
+        clipped: how many were scaled down, by so much that the site is named.
         longest: how long the longest of these was, in units of the longest of the others'.
         numberless: how many did not count, as they were not finite or their square was not.
     """
@@ -71,6 +71,8 @@ class Outliers:
         """Note that a gradient does not count as it is."""
         peers, was = self._syncs[index], self.found.get(site, Found())
         if math.isfinite(peers.lengths[site]):
+            if (peers.factor(site) or 0.0) >= NAMED:
+                return
             longest = max(was.longest, peers.ratio(site))
             self.found[site] = replace(was, clipped=was.clipped + 1, longest=longest)
         else:

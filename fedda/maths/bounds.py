@@ -13,6 +13,7 @@ from fedda.wire import Arrays, Packed, pieces
 # A model whose weights are smaller than this, in the root of their mean square, counts as if they
 # were so large. A new head is small, and it grows by many times its norm in its first round.
 SMALL = 0.2
+NAMED = 0.5  # who is scaled to less than this is named: some honest update is always the longest
 LEAST = 3  # sites whose lengths are compared: of two, nobody knows which one lies
 
 

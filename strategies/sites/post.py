@@ -8,7 +8,7 @@ from flwr.app import Message
 
 from fedda import records
 from fedda.errors import Code, FeddaError, public
-from fedda.maths.bounds import LEAST, norm
+from fedda.maths.bounds import LEAST, NAMED, norm
 from fedda.wire import Kind, Manifest, Packed, Part
 
 from .held import MODEL, Held
@@ -110,7 +110,7 @@ class Post:
         """Yield the replies that were held back; report those that are scaled down."""
         most = self._setup.guard.max_update
         for reply, times, factor in lengths.rest():
-            if factor < 1:
+            if factor < NAMED:
                 text = f"its update is {times:.3g} times as long as the longest of the others'; "
                 text += f"scaled by {factor:.2g}, as guard.max-update is {most:g}"
                 self._setup.notice("clipped", reply.node.name, text)

@@ -71,7 +71,9 @@ def report(setup: Setup, session: Session) -> None:
             text = f"{found.numberless} of its {sent} gradients were no numbers; "
             setup.notice("refused", site, f"{text}left out of their sums")
         if found.clipped:
-            text = f"{found.clipped} of its {sent} gradients were longer than "
-            text += f"{setup.guard.max_update:g} times (guard.max-update) the longest of the "
-            text += f"others', up to {found.longest:.3g} times; scaled down to it in their sums"
+            text = (
+                f"{found.clipped} of its {sent} gradients were up to {found.longest:.3g} times as "
+            )
+            text += "long as the longest of the others'; scaled down, as guard.max-update is "
+            text += f"{setup.guard.max_update:g}"
             setup.notice("clipped", site, text)
