@@ -345,7 +345,7 @@ class GuardConfig(Section):
     max_change: float = Field(default=5.0, ge=0)
     """largest change of a model, in units of the norm of the model sent, or of weights of 0.2 if
     that is more; 0: any"""
-    max_update: float = Field(default=2.0, ge=0)
+    max_update: float = Field(default=1.5, ge=0)
     """of three or more sources, an update longer than so many times the longest of the others' is
     scaled down to that, and so is a gradient of a sum; 0: none. If f sources may lie, which is
     `liars` of all, the f-th longest of the others' counts: of up to five by default the longest"""

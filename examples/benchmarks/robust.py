@@ -67,7 +67,7 @@ SUMS = {"tenfold": 10.0, "hundredfold": 100.0, "against": -4.0, "numberless": ma
 ENDED = "ended.txt"
 TIMES = {"fourfold": 4, "scaled": 10, "noise": 10}  # as long as the honest update
 CLAIMED = 100  # times the true number of examples
-GUARD: Flat = {"guard.max-change": 5.0, "guard.max-update": 2.0, "guard.max-examples": 2.0}
+GUARD: Flat = {"guard.max-change": 5.0, "guard.max-update": 1.5, "guard.max-examples": 2.0}
 ROWS: dict[str, Flat] = {
     "FedAvg": {},
     "bounded": {"guard.mean": "bounded"},
@@ -82,7 +82,7 @@ ROWS: dict[str, Flat] = {
 ADDED: Flat = {"train.batch-size": 64, "train.rounds-per-epoch": 0.5}
 FADA: Flat = ADDED | {"method": "fada", "fada.parts": "adversarial", "fada.weights.alignment": 1.0}
 FDANN: Flat = ADDED | {"method": "fdann", "fdann.reversal.strength": 1.0}
-GUARDED: Flat = {"guard.max-update": 2.0}
+GUARDED: Flat = {"guard.max-update": 1.5}
 SUM_ROWS: dict[str, Flat] = {
     "FADA": FADA,
     "FADA, guarded": FADA | GUARDED,
