@@ -16,10 +16,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.app import make_app
+from clients.node import bridge
 from clients.site.memory import resident
 from fedda import models, plugins, records, wire
 from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
+from fedda.flower.pieces import arrays_of
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed
 from server import run as server_run
@@ -154,7 +156,11 @@ class ScriptedGrid(LocalGrid):
         messages = list(messages)
         for message in messages:
             self.requests.append(message)
-            self._note("to", self.nodes[message.metadata.dst_node_id], message)
+            node = self.nodes[message.metadata.dst_node_id]
+            self._note("to", node, message)
+            size = sum(len(array.data) for array in arrays_of(message.content))
+            most = bridge.most_bytes(message, node)  # 0: the site will refuse the request
+            assert size <= most or not most, f"{size} bytes, but {most} fit the run's model"
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:

@@ -1,6 +1,7 @@
 """What a site makes of a request's pieces, and what it keeps of them."""
 
 import gc
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -8,9 +9,10 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from flwr.app import Message, Metadata
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, RecordDict
 
-from clients.node.fleet import Fleet
+from clients.node import bridge
+from clients.node.fleet import Fleet, MostBytes
 from fedda import records
 from fedda.errors import WireError
 from fedda.flower import (
@@ -21,8 +23,9 @@ from fedda.flower import (
     node_pb2,
 )
 from fedda.flower.freed import freeing
-from fedda.flower.pieces import Piece, cut, names
+from fedda.flower.pieces import Piece, arrays_of, cut, names
 from fedda.wire import Kind, pack
+from tests.local_grid import Bench, Node
 
 
 @pytest.fixture
@@ -39,10 +42,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Message:
     return message
 
 
-def fetched(message: Message, pieces: dict[str, bytes]) -> Message:
+def fetched(
+    message: Message, pieces: dict[str, bytes], most_bytes: MostBytes = lambda _: 0
+) -> Message:
     """What a site fetches whose server has these pieces."""
     site = Fleet.__new__(Fleet)
     site._node, site._seen, site._is_fedda = node_pb2.Node(node_id=1), {}, False
+    site._most_bytes = most_bytes
     site._client = SimpleNamespace(  # type: ignore[assignment]
         PullObject=lambda request: message_pb2.PullObjectResponse(
             object_found=True,
@@ -73,6 +79,54 @@ def test_a_piece_that_is_not_what_its_name_says_is_refused(sent: Message) -> Non
     pieces[last] = Piece(memoryview(bytes(len(pieces[last])))).deflate()
     with pytest.raises(WireError, match="not what its name says"):
         fetched(sent, pieces)
+
+
+def test_a_piece_that_is_named_many_times_is_not_joined_beyond_the_runs_model() -> None:
+    """A head of some kilobytes could name fifty gigabytes."""
+    piece, times = Piece(memoryview(bytes(1000))), 10_000
+    array = Array("uint8", (1000 * times,), records.STYPE, b"")
+    array.__dict__["_chunks"] = [(piece.object_id, piece)] * times
+    record = ArrayRecord()
+    record["model"] = array
+    step = ConfigRecord({"round": 1})
+    about = Metadata(7, "", 3, 1, "", "1", 0.0, 60.0, "train")
+    message = make_message(metadata=about, content=RecordDict({"arrays": record, "step": step}))
+    message.metadata.__dict__["_message_id"] = message.object_id
+    pieces = {name: each.deflate() for name, each in get_all_nested_objects(message).items()}
+    seen = []
+
+    def most_bytes(message: Message) -> int:
+        arrays = message.content.array_records["arrays"]
+        seen.append((dict(message.content["step"]), len(arrays["model"].data)))
+        return 1000 * (times - 1)
+
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"more than the 2,0\d\d bytes that the run's model"):
+        fetched(message, pieces)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
+    with pytest.raises(ValueError, match="much larger than it may be"):
+        fetched(message, pieces, most_bytes)
+    assert seen == [({"round": 1}, 0)]  # the request's text is there before its arrays
+    got = fetched(message, pieces, lambda _: 1000 * times)
+    assert len(got.content.array_records["arrays"]["model"].data) == 1000 * times
+
+
+@pytest.mark.usefixtures("fresh_sites")
+def test_what_a_requests_arrays_may_have_follows_from_its_settings(domains: list[Node]) -> None:
+    made = Bench(domains, "kd3a")
+    made.round()
+    asked = [request for request in made.grid.requests if "step" in request.content]
+    for request in asked:
+        node = made.grid.nodes[request.metadata.dst_node_id]
+        size = sum(len(array.data) for array in arrays_of(request.content))
+        # A target may get a teacher for each site of the run, itself included.
+        assert size <= bridge.most_bytes(request, node) <= 2 * size
+        task = request.content["task"]
+        assert isinstance(task, ConfigRecord)
+        task["method"] = "none"
+        assert bridge.most_bytes(request, node) == 0
+    assert len(asked) == len(domains)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from ..face import client_for
 from ..site import doors, looked
 from ..site.memory import Site, resident
 from ..site.plain_log import LOG
-from ..site.request import Numbers, flat, unflat
+from ..site.request import Numbers, Request, flat, unflat
 
 logger = logging.getLogger("fedda.site")
 
@@ -87,6 +87,23 @@ def _failure(error: Exception, message: Message) -> Message:
 def expired(message: Message) -> bool:
     """Whether the server no longer waits for the reply, so that work on it would be wasted."""
     return time.time() > message.metadata.created_at + message.metadata.ttl
+
+
+def most_bytes(message: Message, node: Mapping[str, Any]) -> int:
+    """The most bytes that a request's arrays have, by its settings; 0 if the site refuses it.
+
+    Args:
+        message: the request, of which the arrays are not there yet.
+        node: this site's configuration.
+    """
+    try:
+        site, tables = resident(tuple(sorted(node.items()))), dict(message.content)
+        site.enter(_study(message))
+        task, step = (dict(tables[name]) for name in ("task", "step"))  # type: ignore[call-overload]
+        site.gate.check_method(str(task.get("method", "")))
+        return site.gate.admit(Request.make(task, step, {}))
+    except Exception:  # whoever answers the request finds the same again, and says it
+        return 0
 
 
 def query(message: Message, site: Site) -> Message:

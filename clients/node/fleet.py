@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import Array, Message
 
 from fedda import flower
 from fedda.errors import KeyFileError, WireError
@@ -41,6 +41,10 @@ WAIT_S = 10  # for how long a server may hold a request for work until there is 
 # with a new handshake.
 IDLE_S = 60.0
 KEPT_SIZE = 2**16  # the largest piece of a message that is kept for the next one, in bytes
+
+
+MORE = 2  # times the bytes that came may the arrays of a request have, whatever its settings
+MostBytes = Callable[[Message], int]
 
 
 class FleetConnection(Protocol):
@@ -69,6 +73,7 @@ class Fleet:
         known_as: int | None = None,
         on_lost: Callable[[], None] = lambda: None,
         offers: str = "",
+        most_bytes: MostBytes | None = None,
     ) -> None:
         """Open a session.
 
@@ -82,11 +87,13 @@ class Fleet:
                 until the first one has timed out.
             on_lost: called from a thread when the server does not know this session any more.
             offers: what the site says of itself, as `fedda.ops.refusal.offers` writes it.
+            most_bytes: how many bytes the arrays of a request may have, by all else that it says.
         """
         self.node_id = 0
         self.waited = 0.0
         self._on_lost = on_lost
         self._offers = offers
+        self._most_bytes = most_bytes or (lambda _: 0)
         self._seen: dict[str, bytes] = {}
         self._is_fedda = False  # whether the server is known to be fedda's
         self._self_registered = key is None
@@ -186,12 +193,21 @@ class Fleet:
             uses[name] -= 1
             return io.BytesIO(contents[name] if uses[name] else contents.pop(name))
 
-        arrays: dict[str, flower.InflatableObject] = {
-            name: half.join(piece) for name, half in halves.items()
-        }
-        message = flower.inflate_object_from_contents(tree.object_id, contents, objects=arrays)
-        if not isinstance(message, Message):
-            raise RunOver
+        def inflated(arrays: dict[str, flower.InflatableObject]) -> Message:
+            about = tree.object_id, {**contents}  # which it empties
+            made = flower.inflate_object_from_contents(*about, objects=arrays)
+            if not isinstance(made, Message):
+                raise RunOver
+            return made
+
+        came = sum(len(contents[name]) for name in uses)
+        # A request may name a piece a million times, so what it says decides how much is joined.
+        said = inflated(dict.fromkeys(halves, Array("uint8", (0,), "", b"")))
+        left, arrays = max(self._most_bytes(said), MORE * came), {}
+        for name, half in halves.items():
+            arrays[name] = half.join(piece, left)
+            left -= len(arrays[name].data)
+        message = inflated(arrays)
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
 

@@ -25,7 +25,7 @@ from fedda.ops import certificate, keys, refusal
 
 from .ending import Ending
 from .failures import RunOver, SessionLost, Unreachable
-from .fleet import Fleet, FleetConnection
+from .fleet import Fleet, FleetConnection, MostBytes
 from .interrupt import Interrupt
 from .patience import OnEvent, join, persist
 from .unfinished import Unfinished
@@ -160,6 +160,7 @@ def serve(
     patience: float = PATIENCE_S,
     proxy: str = "",
     ending: Ending | None = None,
+    most_bytes: MostBytes | None = None,
 ) -> None:
     """Answer messages until SIGINT or SIGTERM; reconnect whenever the connection is lost.
 
@@ -178,6 +179,7 @@ def serve(
         patience: seconds to keep trying while the server refuses the key.
         proxy: the one that the environment names for this server, for what is told.
         ending: lets the node leave after a round; None: only signals end it.
+        most_bytes: how many bytes the arrays of a request may have, by all else that it says.
 
     Raises:
         KeyFileError: the key or a certificate is missing, wrong, expired, revoked or unregistered.
@@ -209,6 +211,7 @@ def serve(
             known_as=known_as,
             on_lost=interrupt.ask,
             offers=offers,
+            most_bytes=most_bytes,
         )
 
     with _signals(), Interrupt() as interrupt:

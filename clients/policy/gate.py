@@ -56,7 +56,8 @@ class Gate:
         self._privacy = policy.privacy, self.policy.privacy if study else None
         own = self.policy.budget if study else None
         self._spent = None if state is None else Spent(state, policy.budget, study, own)
-        self._measured: tuple[Any, ...] | None = None  # the training whose model was measured last
+        # The training whose model was measured last, and the most bytes of its requests' arrays.
+        self._measured: tuple[tuple[Any, ...], int] = (), 0
 
     @classmethod
     def of(
@@ -79,8 +80,11 @@ class Gate:
                 "came at another time."
             )
 
-    def admit(self, request: Request) -> None:
+    def admit(self, request: Request) -> int:
         """Check a request against the policy and the fixed bounds, before anything is built.
+
+        Returns:
+            The most bytes that its arrays have.
 
         Raises:
             PolicyError: it is not allowed; the error says what is missing in the policy.
@@ -96,9 +100,9 @@ class Gate:
         limits = self.policy.limits
         # Atoms and discriminators may be larger in one phase than in another.
         key = (task.model, task.dims, task.classes, task.options, phase, request.is_test)
-        if key != self._measured:
-            sizes.check_parameters(request, limits.parameters)
-            self._measured = key
+        if key != self._measured[0]:
+            self._measured = key, sizes.check_parameters(request, limits.parameters)
+        return self._measured[1]
 
     def admit_frozen(self, task: Task) -> None:
         """Check that the frozen part of a training's network may be read here.

@@ -16,6 +16,7 @@ from ..site.request import Request
 
 MOST_NAMES = 2**20  # characters of all class names together
 MOST_VALUES = 2**24  # in one input
+BYTES = 8  # of a value, at most
 
 
 def check_names(task: Task, classes: int, side: int) -> None:
@@ -52,18 +53,22 @@ def check_views(task: Task, most: int) -> None:
         )
 
 
-def check_parameters(request: Request, most: int) -> None:
+def check_parameters(request: Request, most: int) -> int:
     """Bound the values of the run's network, and of all else that the method lays out beside it.
 
     A network that another package adds is not built here: only the site itself can install one.
+
+    Returns:
+        The most bytes that the arrays of such a request have.
 
     Raises:
         PolicyError: there are more.
         ModelError: the settings fit no network.
     """
-    task = request.task
+    task, enters = request.task, request.contract.enters
+    times = {p: max(task.sites, 1) if "*" in p else 1 for p in (*enters.arrays, *enters.optional)}
     if task.model.name not in NETWORKS and not models.has_weights(task.model.name):
-        return
+        return BYTES * most * sum(times.values())
     own = task.method in plugins.own_methods()
     extension = models.Extension.of(task.about, task.options) if own else None
     model = models.blank(task.model, task.dims, task.classes, extension, "meta")
@@ -72,9 +77,9 @@ def check_parameters(request: Request, most: int) -> None:
         for name, tensor in model.state_dict().items()
     )
     outline = Manifest(Kind.MODEL, "float32", tuple(entries))
-    layouts = [outline, *request.layouts(outline).values()]
+    layouts = request.layouts(outline)
     again = (Kind.MASKED, Kind.SEALED)  # the model once more, which is not built again
-    built = (layout for layout in layouts if layout.kind not in again)
+    built = (layout for layout in (outline, *layouts.values()) if layout.kind not in again)
     values = sum(entry.size for layout in built for entry in layout.entries)
     values += _frozen_values(task)
     if values > most:
@@ -82,6 +87,7 @@ def check_parameters(request: Request, most: int) -> None:
             f"The request asks for {task.model.name} with {task.classes} classes, {values:,} "
             f"values with all that {task.method} adds; this site takes {most:,} at most."
         )
+    return sum(n * layouts.get(p.split("/")[0], outline).nbytes for p, n in times.items())
 
 
 def check_frozen(task: Task, most: int) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -271,6 +272,7 @@ def client(
                     patience=patience,
                     proxy=through,
                     ending=ending,
+                    most_bytes=partial(load("clients", "node.bridge").most_bytes, node=config),
                 )
 
 

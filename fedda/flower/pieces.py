@@ -118,7 +118,10 @@ class HalfSent:
             while part := piece.read(PART):
                 self._joined.write(part)
                 if self._joined.tell() > most:  # an array can name one piece a million times
-                    raise ValueError("a message is much larger than it may be")
+                    raise ValueError(
+                        "A message is much larger than it may be: an array has more than the "
+                        f"{most:,} bytes that the run's model leaves for it; ask who sent it."
+                    )
         except BaseException:
             self._joined.seek(start)
             self._joined.truncate()
