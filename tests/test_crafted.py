@@ -97,12 +97,23 @@ def test_a_layer_of_bins_is_refused(site: Site) -> None:
         check_rows("model", made)
 
 
-def test_a_table_of_positions_is_no_layer() -> None:
-    rng, table = np.random.default_rng(0), np.tile(np.arange(49), (49, 1))
-    conv = rng.normal(size=(30, 3, 2, 2)).astype(np.float32)
-    check_rows("model", {"table": table, "conv": conv})
+@pytest.mark.parametrize(
+    "before",
+    [
+        np.tile(np.arange(49), (49, 1)),  # EfficientFormer's numbers of positions
+        np.ones((1, 1, 12), np.float32),  # a token, as in most transformers of timm
+        np.ones((1, 50, 12), np.float32),  # tokens, or a table of positions
+        np.ones((1, 12, 7, 7), np.float32),  # a table of positions of an image
+        np.eye(12, dtype=np.float32),  # a linear transform
+    ],
+    ids=lambda before: "x".join(map(str, before.shape)),
+)
+def test_what_comes_before_the_first_layer_does_not_hide_it(before: np.ndarray) -> None:
+    conv = np.random.default_rng(0).normal(size=(30, 3, 2, 2)).astype(np.float32)
+    later = np.ones_like(conv)  # of convolutions only the first one is compared
+    check_rows("model", {"before": before, "conv": conv, "later": later})
     with pytest.raises(WireError, match="30 of 30 rows of conv are parallel"):
-        check_rows("model", {"table": table, "conv": np.ones_like(conv)})
+        check_rows("model", {"before": before, "conv": np.ones_like(conv), "later": later})
 
 
 def test_a_sound_model_is_compared_once_and_a_changed_one_again(

@@ -74,12 +74,18 @@ def parallel(rows: np.ndarray) -> np.ndarray:
 
 
 def _layers(arrays: Arrays) -> Iterator[tuple[str, np.ndarray]]:
-    """The rows of the layers to check, by name -> (n, inputs) each; whole numbers are none."""
-    weights = [(name, w) for name, w in arrays.items() if w.ndim > 1 and w.dtype.kind not in "biu"]
-    for place, (name, w) in enumerate(weights):
-        rows = w.reshape(len(w), -1)
-        if (w.ndim == 2 or place == 0) and rows.shape[1] >= INPUTS:
-            yield name, rows
+    """The rows of the layers to check, by name -> (n, inputs) each; whole numbers are none.
+
+    These are all linear ones, and the first of more axes. What has a single row is no layer, such
+    as tokens and positions, which transformers have before their first.
+    """
+    convolutions = 0
+    for name, w in arrays.items():
+        if w.ndim > 1 and len(w) > 1 and w.dtype.kind not in "biu":
+            convolutions += w.ndim > 2
+            rows = w.reshape(len(w), -1)
+            if (w.ndim == 2 or convolutions == 1) and rows.shape[1] >= INPUTS:
+                yield name, rows
 
 
 def _digest(layers: list[tuple[str, np.ndarray]]) -> bytes:
