@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import inspect
 import json
+import os
 import signal
 import socket
 import ssl
@@ -345,6 +346,40 @@ def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> in
         stream.sendall(request.encode())
         answer = stream.recv(200)
     return int(answer.split()[1]) if answer else 0
+
+
+ANOTHER = """
+import socket, ssl, sys
+context = ssl._create_unverified_context()
+port, *lines = sys.argv[1:]
+with socket.create_connection(("127.0.0.1", int(port))) as plain:
+    with context.wrap_socket(plain) as stream:
+        stream.sendall("\\r\\n".join([*lines, f"Host: 127.0.0.1:{port}", "", ""]).encode())
+        print(stream.recv(99).split()[1].decode())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+def test_another_account_of_the_machine_starts_no_run(tmp_path: Path) -> None:
+    """Whoever may start one of an app of its own runs code as the server's account."""
+    system = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
+    with Echo(tmp_path) as hub:
+
+        def ask(target: str, user: int, *headers: str) -> int:
+            """Ask as an account, without what only the server's could read -> the status."""
+            command = [system, "-c", ANOTHER, str(hub.admin_port), f"{target} HTTP/1.1", *headers]
+            asked = subprocess.run(
+                command, user=user, cwd="/", capture_output=True, text=True, check=True
+            )
+            return int(asked.stdout)
+
+        form = ("Content-Type: application/protobuf", "Content-Length: 0")
+        for path in ("control/list-nodes", "control/start-run", "runtime/acquire-task"):
+            for more in ((), ("X-Forwarded-For: 127.0.0.1", "X-Forwarded-Proto: https")):
+                assert ask(f"POST /v1/{path}", 65534, *form, *more) == 403
+        assert ask("GET /live/sites.json", 65534) == 200
+        assert ask("POST /v1/control/list-nodes", 0, *form) == 200
 
 
 @pytest.mark.slow

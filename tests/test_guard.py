@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
-from server.superlink import guard, registered
+from server.superlink import account, guard, registered
 from server.superlink.book import Book, RefusedCall
 from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
 from server.superlink.guard import Caller, Guard, Unwelcome, Used
@@ -175,6 +176,78 @@ def test_an_operator_may_let_one_address_have_as_many_connections_as_the_system_
     assert ListenerLimits().within(128) == ListenerLimits(128, 32)
     assert ListenerLimits(4096, 10_000).within(3000) == ListenerLimits(3000, 3000)
     assert ListenerLimits(4096, 5).within(3000) == ListenerLimits(3000, 5)
+
+
+@pytest.fixture
+def operators() -> Iterator[account.Local]:
+    with account.Local(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener
+
+
+def connected(listener: account.Local) -> int:
+    """Connect to a listener -> the port of the connection, which stays open."""
+    with socket.create_connection(listener.getsockname()) as made, listener.accept()[0]:
+        return made.getsockname()[1]
+
+
+@pytest.mark.skipif(not account.TCP.exists(), reason="this system does not say whose a socket is")
+def test_connections_of_other_accounts_are_known(
+    operators: account.Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connected(operators)
+    assert not operators.strangers
+    own = os.geteuid()
+    monkeypatch.setattr(account, "ROOT", -2)
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    port = connected(operators)
+    assert operators.strangers == {port}
+
+
+@pytest.mark.skipif(not account.TCP.exists(), reason="this system does not say whose a socket is")
+def test_a_connection_that_was_closed_is_nobodys(operators: account.Local) -> None:
+    """The system calls a socket root's whose program has closed it."""
+    with socket.create_connection(operators.getsockname()) as made:
+        port = made.getsockname()[1]
+    with operators.accept()[0]:
+        assert operators.strangers == {port}
+
+
+def test_where_the_system_does_not_say_nobody_is_told_apart(
+    operators: account.Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(account, "TCP", tmp_path / "none")
+    connected(operators)
+    assert not operators.strangers
+
+
+@pytest.mark.parametrize(
+    ("path", "client", "status"),
+    [
+        ("/v1/control/start-run", ("127.0.0.1", 7), 403),
+        ("/v1/runtime/acquire-task", ("127.0.0.1", 7), 403),
+        ("/", ("127.0.0.1", 7), 403),
+        ("//live", ("127.0.0.1", 7), 403),
+        ("/live/events", ("127.0.0.1", 7), 200),
+        ("/metrics", ("127.0.0.1", 7), 200),
+        ("/v1/control/start-run", ("127.0.0.1", 8), 200),
+        ("/v1/control/start-run", None, 200),  # a socket file, which only this user can reach
+    ],
+)
+def test_other_accounts_of_the_machine_may_but_look(path: str, client: Any, status: int) -> None:
+    sent: list[Any] = []
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    scope = {"type": "http", "path": path, "client": client}
+    headers = {"headers": [(b"host", b"127.0.0.1:8000")]}
+    asyncio.run(LocalOnly(served, 8000, {7})(scope | headers, None, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == status
 
 
 @pytest.mark.parametrize(

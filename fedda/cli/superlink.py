@@ -55,8 +55,9 @@ def superlink(
 
       fedda superlink --dir hub --host 0.0.0.0
 
-    The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, because it asks
-    for no password. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. A browser shows the newest run
+    The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, and on Linux only
+    the account that runs the server, and root: it asks for no password, and a run is a program.
+    `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. Any browser here shows the newest run
     at /live there, and `fedda watch` does in a terminal.
 
     A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients

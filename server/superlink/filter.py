@@ -9,7 +9,7 @@ before the SuperLink sees it. Paths are compared as bytes, as sent, so no spelli
 import json
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,12 @@ ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in (*FLEET, *TOGETHER)} | 
 }
 # flwr cuts arrays into pieces of a few MB; `site_calls` has tighter limits, by path.
 MAX_BODY = 16 * 2**20
+
+
+LOOKING = ("/live", "/metrics", "/health")  # where an account that is not the server's may look
+OTHER_ACCOUNT = (
+    "only the account that runs the server, and root, may do this: become it, as by `sudo -u`"
+)
 
 
 @dataclass
@@ -196,11 +202,13 @@ class LocalOnly:
 
     A page from anywhere can reach a port of this machine, under a host name of its own that leads
     here, or by a form. So the host must be this machine by its own names, and a browser's mark of
-    the page that asks is refused.
+    the page that asks is refused. Other accounts of this machine may but look.
     """
 
-    def __init__(self, app: App, port: int) -> None:
+    def __init__(self, app: App, port: int, strangers: Collection[int] = ()) -> None:
+        """Take the application, the port, and those from which other accounts have connected."""
         self.app = app
+        self.strangers = strangers
         names = ("127.0.0.1", "localhost", "[::1]")
         self.hosts = {f"{name}:{port}".encode() for name in names}
         if port in (80, 443):  # which clients leave out
@@ -211,6 +219,10 @@ class LocalOnly:
             headers = [(k, v.lower()) for k, v in scope["headers"] if k in (b"host", b"origin")]
             if len(headers) != 1 or headers[0][1] not in self.hosts:
                 await refuse(send, Traffic(), 421, "only programs of this machine are served here")
+                return
+            of_others = (scope.get("client") or ("", 0))[1] in self.strangers
+            if of_others and not scope["path"].startswith(LOOKING):
+                await refuse(send, Traffic(), 403, OTHER_ACCOUNT)
                 return
         await self.app(scope, receive, send)
 

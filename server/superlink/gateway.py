@@ -2,8 +2,8 @@
 
 The same application, and so the same state, is served twice in one process: on a public address
 behind `filter.FleetOnly`, `site_calls.SiteCalls` and the limits of `listener`; and on loopback
-without them, but not to web pages. Only this package uses anything of flwr's SuperLink beyond its
-documented command line.
+without them, but not to web pages, nor to other accounts than this one. Only this package uses
+anything of flwr's SuperLink beyond its documented command line.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from ..watching.live import Live
 from ..watching.told import Told
 from ..watching.watched import Watched
 from . import near
+from .account import Local
 from .allocator import one_pool
 from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
@@ -114,7 +115,7 @@ def run(
     most = system.connections(settings.limits.in_all)
     public = _listen(settings.host, settings.port, Listener, settings.reserved)
     public.limits = settings.limits.within(most)
-    admin = _listen(spawn.LOOPBACK, settings.admin_port, reserved=settings.reserved)
+    admin = _listen(spawn.LOOPBACK, settings.admin_port, Local, settings.reserved)
     with contextlib.ExitStack() as stack:
         beside = stack.enter_context(near.listening())
         for each in (public, admin, *beside):
@@ -124,7 +125,7 @@ def run(
             stack.enter_context(_forked_runs(settings.warm))
         app = superlink(settings)
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
-        runner.run(_serve(settings, app, public, [admin, *beside], every, ready, say))
+        runner.run(_serve(settings, app, public, admin, beside, every, ready, say))
 
 
 def superlink(settings: GatewaySettings) -> Any:
@@ -165,7 +166,8 @@ async def _serve(
     settings: GatewaySettings,
     app: Any,
     listener: Listener,
-    sockets: list[socket.socket],
+    operators: Local,
+    programs: list[socket.socket],
     every: Callable[[], None],
     ready: Callable[[], None],
     say: Callable[[str], None],
@@ -192,6 +194,7 @@ async def _serve(
                 timeout_graceful_shutdown=2,
                 timeout_keep_alive=60,
                 server_header=False,
+                proxy_headers=False,  # else a caller could say that it is another
                 **more,
             )
         )
@@ -215,7 +218,7 @@ async def _serve(
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
     told = Told(watched.newest, say, lambda: [*turned.news(), *listener.news()])
     live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
-    local = LocalOnly(live, settings.admin_port)
+    local = LocalOnly(live, settings.admin_port, operators.strangers)
     admin, beside = server(local, "on", **encrypted), server(local)
     public = server(FleetOnly(sites, traffic), http=Protocol, **encrypted)
     stop = asyncio.Event()
@@ -223,14 +226,14 @@ async def _serve(
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stop.set)
 
-    tasks = [asyncio.create_task(admin.serve(sockets[:1]))]
+    tasks = [asyncio.create_task(admin.serve([operators]))]
     children: int | None = None
     try:
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
             raise RunError("the SuperLink did not start; its own log says why")
-        if sockets[1:]:
-            tasks.append(asyncio.create_task(beside.serve(sockets[1:])))
+        if programs:
+            tasks.append(asyncio.create_task(beside.serve(programs)))
         children = _superexec(app)
         await asyncio.to_thread(every)
         tasks.append(asyncio.create_task(public.serve([listener])))
