@@ -66,8 +66,8 @@ TRICKS = [
 
 def scope(path: str, method: str = "POST", raw: bytes | None = None, **more: Any) -> dict[str, Any]:
     raw = path.encode() if raw is None else raw
-    basis = {"type": "http", "method": method, "path": path, "raw_path": raw, "headers": []}
-    return basis | {"root_path": ""} | more
+    basis = {"type": "http", "method": method, "path": path, "raw_path": raw, "root_path": ""}
+    return basis | {"http_version": "1.1", "headers": [(b"host", b"hub")]} | more
 
 
 def call(
@@ -146,6 +146,17 @@ def test_refused_requests_do_not_reach_the_server() -> None:
     assert (traffic.refused, len(traffic.routes)) == (1, 0)
 
 
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [("1.1", 1, 200), ("1.0", 1, 200), ("0.9", 1, 400), ("1.1", 0, 400), ("1.1", 2, 400)],
+)
+def test_a_request_says_whom_it_is_for(version: str, hosts: int, status: int) -> None:
+    about = {"http_version": version, "headers": [(b"host", b"hub")] * hosts}
+    traffic = Traffic()
+    assert call(FleetOnly(echo, traffic), scope("/health", "GET", **about))[0] == status
+    assert traffic.refused == (status == 400)
+
+
 def test_traffic_is_counted_in_bytes_of_bodies(tmp_path: Path) -> None:
     traffic = Traffic()
     filtered = FleetOnly(echo, traffic)
@@ -163,7 +174,9 @@ def test_traffic_is_counted_in_bytes_of_bodies(tmp_path: Path) -> None:
 
 def test_a_body_too_large_is_refused_by_its_announced_length() -> None:
     traffic = Traffic()
-    request = scope("/v1/fleet/push-object", headers=[(b"content-length", b"11")])
+    request = scope(
+        "/v1/fleet/push-object", headers=[(b"host", b"hub"), (b"content-length", b"11")]
+    )
     assert call(FleetOnly(echo, traffic, max_body=10), request)[0] == 413
     assert traffic.routes == {}
 
@@ -333,12 +346,18 @@ def test_a_file_that_is_no_key_is_named_once_and_blocks_no_revocation(tmp_path: 
 
 def ask_raw(hub: Deployment, port: int, target: str, method: str = "POST") -> int:
     """Send a request line exactly as written and return the status, 0 if the server hung up."""
-    context = ssl.create_default_context(cafile=str(hub.ca))
-    request = (
+    return send_raw(
+        hub,
+        port,
         f"{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
         "Content-Type: application/protobuf\r\nAccept: application/protobuf\r\n"
-        "Content-Length: 0\r\n\r\n"
+        "Content-Length: 0\r\n\r\n",
     )
+
+
+def send_raw(hub: Deployment, port: int, request: str) -> int:
+    """Send a request exactly as written and return the status, 0 if the server hung up."""
+    context = ssl.create_default_context(cafile=str(hub.ca))
     with (
         socket.create_connection((LOOPBACK, port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as stream,
@@ -392,6 +411,8 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path:
             assert ask_raw(hub, hub.port, target, "GET") in (400, 403), target
         assert ask_raw(hub, hub.port, "/v1/fleet/pull-messages") == 401
         assert ask_raw(hub, hub.port, "/health", "GET") == 200
+        for unclear in ("GET /health\r\n\r\n", "GET /health HTTP/1.1\r\n\r\n"):
+            assert send_raw(hub, hub.port, unclear) == 400
 
         listed = subprocess.run(
             ["flwr", "supernode", "list", "fedda", "--format", "json"],

@@ -674,6 +674,22 @@ def test_two_clients_cannot_share_a_state_folder(tmp_path: Path) -> None:
     _lock(tmp_path).close()
 
 
+@pytest.mark.parametrize("before", [None, 0o755, 0o2770, 0o700])
+def test_only_this_account_can_enter_a_state_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: int | None
+) -> None:
+    """Notes of images lie there, and books, which other accounts could read."""
+    state = tmp_path / "state"
+    if before is not None:
+        state.mkdir()
+        state.chmod(before)
+    _lock(state).close()
+    assert state.stat().st_mode & 0o077 == 0
+    assert ("was open to other accounts" in capsys.readouterr().err) == (
+        before not in (None, 0o700)
+    )
+
+
 def test_flowers_own_node_gets_the_same_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

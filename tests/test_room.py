@@ -149,8 +149,12 @@ def test_class_names_that_are_one_long_text_many_times_are_refused(tmp_path: Pat
         data.load_source(tmp_path / "a.h5")
 
 
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_a_table_of_one_text_many_times_is_refused(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize(
+    ("ending", "coded"), [("parquet", False), ("parquet", True), ("arrow", False)]
+)
+def test_a_table_of_one_text_many_times_is_refused(
+    tmp_path: Path, ending: str, coded: bool
+) -> None:
     arrow, parquet = (pytest.importorskip(f"pyarrow{part}") for part in ("", ".parquet"))
     rows = 20_000
     label = arrow.DictionaryArray.from_arrays(
@@ -159,7 +163,7 @@ def test_a_table_of_one_text_many_times_is_refused(tmp_path: Path, ending: str) 
     table = arrow.table({"path": [f"{i}.png" for i in range(rows)], "label": label})
     file = tmp_path / f"a.{ending}"
     if ending == "parquet":
-        parquet.write_table(table, file, store_schema=False)
+        parquet.write_table(table, file, store_schema=coded)
     else:
         blank = arrow.table({"image": [bytes(10**6)] * 100})
         options = arrow.ipc.IpcWriteOptions(compression="zstd")
@@ -169,6 +173,22 @@ def test_a_table_of_one_text_many_times_is_refused(tmp_path: Path, ending: str) 
     wanted = ("path", "label", "image")
     with peak(120), pytest.raises(DataError, match="grows to more than 500 times its size"):
         columns.read(file, wanted)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_table_of_one_image_many_times_is_refused(tmp_path: Path, coded: bool) -> None:
+    """20,000,000 of them take 390 kB, and more than a minute until the last is decoded."""
+    arrow, parquet = (pytest.importorskip(f"pyarrow{part}") for part in ("", ".parquet"))
+    rows = columns.FEW + 1000
+    numbers = arrow.array(np.zeros(rows, np.int32))
+    image = arrow.DictionaryArray.from_arrays(numbers, arrow.array([bytes(67)]))
+    label = arrow.array((np.arange(rows) % 2).tolist())
+    table = arrow.table({"image": image, "label": label})
+    parquet.write_table(table, tmp_path / "a.parquet", store_schema=coded)
+    with pytest.raises(DataError, match=r"images in [\d,]+ bytes, so most are copies of a few"):
+        columns.read(tmp_path / "a.parquet")
+    parquet.write_table(table[: columns.FEW], tmp_path / "few.parquet", store_schema=coded)
+    assert len(columns.read(tmp_path / "few.parquet")["image"]) == columns.FEW
 
 
 def test_a_parquet_file_that_claims_much_is_not_read(tmp_path: Path) -> None:

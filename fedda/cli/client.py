@@ -340,7 +340,12 @@ def _summary(description: "Description") -> str:
 
 
 def _lock(state: Path) -> TextIO:
-    state.mkdir(parents=True, exist_ok=True)
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if state.stat().st_mode & 0o077:  # what lies there tells of images, and one could read it
+        with contextlib.suppress(OSError):
+            state.chmod(0o700)
+        still = "is" if state.stat().st_mode & 0o077 else "was"
+        echo(f"warning: {state} {still} open to other accounts; only this one needs it", err=True)
     lock = (state / "lock").open("a+")
     if not system.lock(lock.fileno()):
         lock.close()

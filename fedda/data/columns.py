@@ -47,6 +47,8 @@ _DECIMAL = re.compile(r"\s*[+-]?\d+,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
 _ROWS = 64  # read at a time of a file with texts or images, or of very many columns
 _FEW = 1 << 12  # cells of a CSV file: with more of them a processor's cache does not hold them
+FEW = 1 << 14  # images that any file may hold
+LEAST = 32  # bytes of an image of its own; the shortest PNG has 67
 _MANY = 1 << 18  # cells of a parquet file of numbers
 _BUFFER = 1 << 16  # bytes of each column of a parquet file
 
@@ -275,12 +277,19 @@ def _of_arrow(
                 )
             about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
             features = about.get("info", {}).get("features", {})
-            ours, size = _ours(theirs, reading), 0
+            ours, size, rows = _ours(theirs, reading), 0, 0
+            files = any(_holds_files(arrow, schema.field(name).type) for name in theirs)
             yield {name: [] for name in ours}
             for batch in found:
                 # A value that occurs in many rows may lie in the file once.
-                size += batch.nbytes
+                size += sum(_size(arrow, column) for column in batch.columns)
                 _check_growth(file, size)
+                rows += len(batch)
+                if files and rows > max(FEW, file.stat().st_size // LEAST):
+                    raise DataError(
+                        f"{file} has more than {rows - 1:,} images in {file.stat().st_size:,} "
+                        "bytes, so most are copies of a few: write it again without them"
+                    )
                 some = dict[str, Cells]()
                 for name, its, column in zip(ours, theirs, batch.columns, strict=True):
                     texts = features.get(its, {}).get("names")  # numbers that have names
@@ -313,6 +322,20 @@ def _floats(arrow: Any, column: Any) -> np.ndarray | None:
     elif not (types.is_integer(kind) or types.is_floating(kind)):
         return None
     return column.to_numpy(zero_copy_only=False).astype(np.float64)
+
+
+def _holds_files(arrow: Any, kind: Any) -> bool:
+    """Whether a column of Arrow's holds image files, and not numbers or texts."""
+    kind, types = getattr(kind, "value_type", kind), arrow.types  # of one that is coded
+    return types.is_struct(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _size(arrow: Any, column: Any) -> int:
+    """The bytes of all values of a column of Arrow's, also of those that it holds but once."""
+    if arrow.types.is_struct(column.type):
+        return sum(_size(arrow, each) for each in column.flatten())
+    is_coded = arrow.types.is_dictionary(column.type)
+    return (column.dictionary_decode() if is_coded else column).nbytes
 
 
 def _check_growth(file: Path, size: int) -> None:

@@ -152,6 +152,10 @@ class FleetOnly:
             return
         if scope["type"] != "http":
             raise RuntimeError(f"the public listener got a {scope['type']} scope")
+        hosts = [name for name, _ in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or scope["http_version"] not in ("1.0", "1.1"):
+            await refuse(send, self.traffic, 400, "a request needs HTTP/1.1 and a Host")
+            return
         if not allowed(scope):
             await refuse(send, self.traffic, 403, "only the Fleet API is served here")
             return
