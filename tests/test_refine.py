@@ -113,6 +113,7 @@ def test_shares_count_as_far_as_both_models_see_the_same_ones() -> None:
     assert refine.alike(one, other) == pytest.approx(np.sqrt(3) / 2)
     assert refine.alike(one, seen(even - 0.1, even + 0.2, even - 0.1)) == 0  # another class
     assert refine.alike(one, seen(even, even, even)) == pytest.approx(0, abs=1e-6)
+    assert refine.alike(seen(0.6, 0.4), seen(0.4, 0.6)) == 1  # of two classes nobody can say
     rare = torch.tensor([[0.9, 0.1]] * 90 + [[0.1, 0.9]] * 10).double()
     assert refine.offset(rare, beta=0.3).tolist() == pytest.approx(
         (0.3 * refine.offset(rare)).tolist()

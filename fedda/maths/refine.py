@@ -143,7 +143,12 @@ def evidence(p: Tensor, full: float = FULL_EVIDENCE) -> float:
 
 
 def alike(p: Tensor, other: Tensor) -> float:
-    """How far two models, (N, C) each, find the same classes too frequent, from 0 to 1: cosine."""
+    """How far two models, (N, C) each, find the same classes too frequent, from 0 to 1: cosine.
+
+    Of two classes it is 1: a deviation has a sign alone there, and chance decides that.
+    """
+    if p.shape[1] == 2:
+        return 1.0
     one, two = (q.double().mean(dim=0) - 1 / q.shape[1] for q in (p, other))
     return max(float(torch.cosine_similarity(one, two, dim=0)), 0.0)
 
