@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from fedda import models, wire
 from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
-from fedda.maths import estimates
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
 from fedda.settings import Task
@@ -37,7 +36,7 @@ from fedda.train import (
 )
 from fedda.wire import Kind, Packed, Role
 
-from .site import appraisal, doors, last_step, leaving, notes, state, tested
+from .site import doors, last_step, leaving, notes, state, tested
 from .site.memory import Network, Site, Staying
 from .site.request import Numbers, Request, flat
 
@@ -355,11 +354,9 @@ class Client(NumPyClient):
         if (classes := tested.predicted(p, least)) is not None:
             numbers["predicted"] = self.released("predicted", classes, len(p))
         refined = None
-        if request.is_last:
-            numbers |= appraisal.appraised(self, p)
-            if (refined := last_step.take(self)) is not None:
-                numbers |= last_step.reported(self, refined)
-                notes.refined(self, refined)
+        if request.is_last and (refined := last_step.take(self)) is not None:
+            numbers |= last_step.reported(self, refined)
+            notes.refined(self, refined)
         held, p = self.site.tested_on(self.task), None
         if held is not None:
             p = self.predict(held.x)
@@ -371,8 +368,6 @@ class Client(NumPyClient):
             for name, q in {"accuracy": p, **others}.items():
                 right = tested.right(self.checked(q), held.y)
                 numbers[name] = self.released(name, right, len(held))
-            if request.is_last:
-                numbers |= appraisal.checked(self, p, held.y)
         numbers["seconds"] = time.perf_counter() - start
         notes.tested(self, held, p)
         return numbers
@@ -393,7 +388,7 @@ class Client(NumPyClient):
         """A number of a test over so many images, as it leaves this site."""
         C = self.task.classes
         bounds = {"infomax": math.log(C), "loss": tested.LOSS_MOST, "predicted": C}
-        bounds |= {"threshold": estimates.MOST, "distance": tested.DISTANCE_MOST}
+        bounds |= {"distance": tested.DISTANCE_MOST}
         bounds["focus"] = self.task.sites  # a share of a vote is at most its number of teachers
         most = bounds.get(name.split("-")[0], 1.0)
         if name.split("/")[0].split("-")[0] in tested.SHARES:
@@ -459,7 +454,7 @@ class Client(NumPyClient):
         """
         request = Request.read(parameters, config)
         doors.admit(self.site, request, test=True)
-        answer = getattr(self, request.hop, None)  # `test`, or at a source `calibrate`
+        answer = getattr(self, request.hop, None)
         if answer is None:
             raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
         told = doors.release(self.site, request, {}, answer(request))

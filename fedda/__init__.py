@@ -16,7 +16,6 @@ __version__ = "0.2.0"
 __all__ = [
     "Comparison",
     "Doubt",
-    "Estimate",
     "Model",
     "Results",
     "Run",
@@ -31,7 +30,7 @@ __all__ = [
 _PLACES = {
     "simulated": ("simulate",),
     "comparing": ("Comparison", "compare"),
-    "outcome": ("Doubt", "Estimate", "Model", "Results", "Run", "Training", "load"),
+    "outcome": ("Doubt", "Model", "Results", "Run", "Training", "load"),
 }
 
 halves.name_as_in_wheel()

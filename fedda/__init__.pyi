@@ -1,7 +1,6 @@
 from fedda.library.comparing import Comparison as Comparison
 from fedda.library.comparing import compare as compare
 from fedda.library.outcome import Doubt as Doubt
-from fedda.library.outcome import Estimate as Estimate
 from fedda.library.outcome import Model as Model
 from fedda.library.outcome import Results as Results
 from fedda.library.outcome import Run as Run

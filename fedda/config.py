@@ -296,8 +296,6 @@ Asked = Literal["auto", "none", "sum"]  # auto: sum where the method and all sit
 
 
 Refine = Literal["careful", "strong", "none"]  # how far the local last step may go
-# Up to 16 names of trainings, with commas between (`fedda.wire.MOST_BESIDE`).
-Beside = Annotated[str, Field(pattern=r"^([\w.-]+(,[\w.-]+){0,15})?$", max_length=4000)]
 Shares = Literal["auto", "even", "estimated"]  # whether it counts how frequent classes seem to be
 
 
@@ -470,16 +468,9 @@ class RunSection(Section):
     refine: Refine = "careful"
     """how far a target's last step goes, which refines the mean of the run's models by its own
     images and stays there; none: it takes no such step"""
-    beside: Beside = ""
-    """earlier trainings, RUN.METHOD-SEED, separated by commas, whose last step left models at the
-    target: it says on which share of its images each of them, and this run's, has the class that
-    their mean has; for `fedda choose`"""
     patience: int = Field(default=0, ge=0)
     """end a training early: after so many tests of its last phase without a higher infomax, which
     needs no labels, one more round is the last; 0: never"""
-    keep: Literal["last", "better"] = "last"
-    """the model of the results: last round's, or the source-only baseline's where estimate and
-    validators, without labels, say that it is better"""
 
     @field_validator("baseline")
     @classmethod
@@ -500,8 +491,6 @@ class TrackSection(Section):
     """for Weights & Biases: a project, or ENTITY/PROJECT; needs fedda[wandb], and wandb's own login
     or WANDB_MODE=offline"""
 
-
-HOLD_OUT = 0.1  # share of a source's images to calibrate on, if it has no tests
 
 OWN = "own"  # the `input.window` of vectors that each site scales by itself
 

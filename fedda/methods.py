@@ -34,7 +34,6 @@ PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
-Search = Mapping[str, Sequence[Scalar]]
 Signature = Callable[["Tensor"], "Tensor"]  # indices of a site's examples -> what they tell (D,)
 
 
@@ -147,7 +146,6 @@ class Method:
         title: the name that reports show.
         config: the class of its settings, which have keys `NAME.*` in the run's settings.
         phases: its phases, in order.
-        search: values of settings that `fedda choose` tries beside the default; keys as in presets.
         presets: its presets, by the name that `--preset` takes; keys are the method's own, or
             those of a section that all methods share, such as `train.lr`.
         stays: a function of the settings: whether the adapted model stays at the target.
@@ -159,11 +157,8 @@ class Method:
         chain: None if the trainings of one seed are independent of each other. Otherwise each of
             them also has the sites and models of the targets before it, and the function of the
             settings returns the targets' names in order; if it returns none, all are adapted to.
-        sharpens: whether training at the target maximises infomax. Infomax and BNM then do not tell
-            whether the model is good, and `fedda choose` leaves them out for it.
         batchnorm: whether all that it adapts are BatchNorm layers, so that it needs a network with
-            some; `fedda choose` does not try it on others.
-        sources: the fewest sources with which it is another method than with one.
+            some.
         open: a function of the settings: whether a chain goes on with targets that join later.
         loss: a function of the settings: the loss of the discriminator of which sites sum gradients
             (`fedda.adversarial.discriminators.HALVES`); its network is the setting `discriminator`.
@@ -190,10 +185,7 @@ class Method:
     extension: Callable[[Any], Mapping[str, Any] | None] = lambda options: None
     chain: Callable[[Any], Sequence[str]] | None = None
     batchnorm: bool = False
-    sources: int = 1
     open: Callable[[Any], bool] = lambda options: False
-    sharpens: bool = False
-    search: Search = field(default_factory=dict)
     loss: Callable[[Any], str] | None = None
     windows: Callable[[Any, Extent], int] = whole_windows
     vote: Callable[[Any, "Tensor"], "Tensor"] | None = None
@@ -209,15 +201,6 @@ class Method:
     def gradients(self) -> bool:
         """Whether sites sum gradients in mid-round in any phase."""
         return any(phase.gradients for phase in self.phases)
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether sources test the last round's model.
-
-        In a chain it is made for one target. If sources have no part in the last phase they may
-        have left, and the target's model is not the one that they know.
-        """
-        return self.chain is None and self.phases[-1].parts != {"target"}
 
     @property
     def adapts(self) -> bool:

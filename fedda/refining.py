@@ -15,23 +15,21 @@ It reads no label, and nothing that it computes is sent.
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import models, plugins
+from fedda import models
 from fedda.config import ModelConfig
 from fedda.errors import RefineError
-from fedda.maths import choice, refine
+from fedda.maths import refine
 from fedda.maths.refine import FEWEST, Shares, Space, Strength
 from fedda.models import Model, refined
 from fedda.train import batches, generator
 
 BATCH = 256
-TEACHER = "/teacher"  # no method can have this name
 STATISTICS = 64  # images of which BatchNorm's statistics are taken at once
 RIDGE = 1e-4  # of a distilled head's distance from the one that it begins as, by the features
 CPU = torch.device("cpu")
@@ -144,23 +142,6 @@ def refined_model(
     labels = torch.stack(p).argmax(dim=2)
     agreed = float((labels == labels[0]).all(dim=0).double().mean())
     return Refined(made, z, p[-1], q, agreed)
-
-
-def agreed(p: Tensor, methods: Sequence[str], aside: Tensor | None = None) -> list[float]:
-    """On which share of the images each model has the class that their mean has.
-
-    Methods that make their predictions sharp at the target have no part in the mean.
-
-    Args:
-        p: (M, N, C) the models' class probabilities.
-        methods: of each model.
-        aside: (N, C) of one more that has a part in the mean, and is not compared.
-    """
-    voting = [not plugins.method(name).sharpens for name in methods]
-    everyone, names = p, [*methods]
-    if aside is not None:
-        everyone, names, voting = torch.cat([p, aside[None]]), [*names, TEACHER], [*voting, True]
-    return choice.agreement(p, choice.ensemble(everyone, names, voting)).tolist()
 
 
 def with_own_statistics(model: Model, x: Tensor) -> Model:

@@ -505,39 +505,15 @@ class Part:
 
 MODEL = {"model": Kind.MODEL}
 
-# What the target says of the last round's model without labels, and of its confidence with them.
-VALIDATORS = frozenset({"bnm", "snd", "ami", "largest", "confidence"})
-THRESHOLDS = frozenset({"threshold-confidence/*", "threshold-entropy/*"})  # by source
-ABOVE = frozenset({"above-confidence/*", "above-entropy/*"})
-
-# What it says of its own last step (`fedda.refining`), which sends nothing else.
+# What the target says of its own last step (`fedda.refining`), which sends nothing else.
 REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
-
-# On which share of its images each model has the class that their mean has: those of the earlier
-# trainings that the run names (`run.beside`), in their order, then the tested one.
-MOST_BESIDE = 16
-BESIDE = frozenset(f"agreed-{i}" for i in range(MOST_BESIDE + 1))
 
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
-    enters=Rule(MODEL, THRESHOLDS),
-    leaves=Rule(
-        numbers=frozenset({"accuracy", "loss", "tested", "infomax", "predicted", "seconds", "ece"})
-        | VALIDATORS
-        | ABOVE
-        | REFINED
-        | BESIDE
-    ),
-)
-
-# Once, before the last round's test: a source tests the model where it has labels.
-CALIBRATE = Part(
     enters=Rule(MODEL),
     leaves=Rule(
-        numbers=frozenset({"accuracy", "tested", "held", "confidence", "ece", "seconds"})
-        | {"threshold-confidence", "threshold-entropy"}
+        numbers=REFINED | {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
     ),
-    labels=True,
 )
 
 # What a site tells of its data before any training (`fedda look`); small ones tell no array.

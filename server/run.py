@@ -1,7 +1,7 @@
 """A run: the method and its baseline, each with every seed, and the results in one file."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from fedda.data.naming import listed, quoted
 from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone
-from fedda.results import transfer
 from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
@@ -136,10 +135,6 @@ class Trainings:
             earlier=sequence.adapted(self.folder, task_for(config, method, seed, aim), aim),
         )
         result = training.run()
-        without = self.done.get(source_only(config), ())
-        base = [t for t in without if (t["seed"], t["target"]) == (seed, target)]
-        if method == config.method and base:
-            result |= compared(config, result, base[0], self.journal)
         self.tracking.finished(result)
         self.done[method].append(result)
         # A site may be back under another node id.
@@ -153,8 +148,7 @@ class Trainings:
         checkpoint.replace(self.folder / CARD, card(results, defaults()).encode())
         # With several targets each has a model of its own, and the run has none.
         if len(self.targets) == 1 and not config.open:
-            kept = self.done[config.method][0].get("kept", config.method)
-            model = Path(self.done[kept][0]["model"])
+            model = Path(self.done[config.method][0]["model"])
             checkpoint.replace(self.folder / MODEL, model.read_bytes())
         return results
 
@@ -204,36 +198,6 @@ def _train(
         trainings.serve()
     journal.write("done", results=str(folder / RESULTS))
     return results
-
-
-def source_only(config: RunConfig) -> str:
-    """The baseline's name, if it does not adapt to a target; else empty."""
-    baseline = config.trainings[0]
-    adapts = plugins.method(baseline).adapts
-    return "" if baseline == config.method or adapts else baseline
-
-
-def compared(
-    config: RunConfig, training: dict[str, Any], base: Mapping[str, Any], journal: Journal
-) -> dict[str, Any]:
-    """Compare a training with the source-only one of its seed and target -> entries that change.
-
-    Args:
-        config: the run.
-        training: the method's training.
-        base: the source-only training.
-        journal: receives a doubt.
-    """
-    baseline = config.trainings[0]
-    doubt = transfer.doubt(training, base, plugins.method(baseline).title.partition(" (")[0])
-    changed: dict[str, Any] = {}
-    if config.run.keep == "better":
-        changed["kept"] = config.method if doubt is None else baseline
-    if doubt is not None:
-        changed["doubts"] = [*training["doubts"], doubt.to_json()]
-        about = {"method": config.method, "seed": training["seed"]}
-        journal.write("doubt", **about, target=training["target"], **doubt.to_json())
-    return changed
 
 
 def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> roster.Roster:

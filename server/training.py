@@ -23,7 +23,7 @@ from fedda.results.read import MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
-from . import appraised, checkpoint, planned, stopping
+from . import checkpoint, planned, stopping
 from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
@@ -36,6 +36,8 @@ from .summing import host
 from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
+# What results.json says of the target's last step, and the numbers of its test that say it.
+OF_REFINED = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
 FINAL = {
     Code.POLICY.public,
     Code.BUDGET.public,
@@ -94,8 +96,6 @@ class TrainingRounds:
         self.folder = folder / self.task.label
         self.earlier = earlier or {}
         self.crossed = Crossed(folder, grid, self.task.label)
-        self._calibrations: dict[str, appraised.Numbers] | None = None  # of the last round's model
-        self._after = 0  # 1 while messages are no part of the round
         self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
 
     @property
@@ -350,9 +350,6 @@ class TrainingRounds:
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
         sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
-        worths = [e.get(appraised.WORTH, {}) for e in history]
-        told = [w.get("validators", {}) | (w.get(REFINED) or {}) for w in worths]
-        seen = [{**more, **e} for more, e in zip(told, history, strict=True)]
         entropies = {
             r
             for stage in self.task.stages
@@ -362,17 +359,14 @@ class TrainingRounds:
         train = self.task.train
         steps = max((train.steps_of(n) for n in sources.values()), default=0)
         last = stopping.last_round(self.task, self.config.run.patience, history)
-        about = (last, self.task.classes, sources, entropies)
+        about = (last, self.task.classes, entropies)
         told = {"rate": train.lr, "steps": steps, "suspect": self.task.suspect}
-        return doubts(seen, *about, **told)
+        return doubts(history, *about, **told)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
-            if self._is_last and self._calibrations is None:
-                self._calibrations = self._calibrate(strategy, arrays)
-            sent = ConfigRecord({**appraised.thresholds(self._calibrations or {})})
-            requests = strategy.configure_evaluate(self.round, arrays, sent, self.grid)
+            requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
             answer = strategy.aggregate_evaluate(self.round, replies)
         if answer is None:
@@ -382,34 +376,9 @@ class TrainingRounds:
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
         if self._is_last:
-            tested[appraised.WORTH] = appraised.read(
-                tested,
-                self._calibrations or {},
-                self.roster.counts,
-                self.roster.target.name,
-                same=set(strategy.tested()) <= {"model"} and not self._stays,
-                beside=self._beside,
-            )
+            told = {n: tested.pop(key) for n, key in OF_REFINED.items() if key in tested}
+            tested[REFINED] = told or None
         return tested
-
-    @property
-    def _beside(self) -> list[str]:
-        """The trainings whose models the target compares, this one last, by their names here."""
-        task = self.task
-        return [*task.beside.split(","), f"{task.run}.{task.label}"] if task.beside else []
-
-    def _calibrate(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, appraised.Numbers]:
-        """Let the sources test the last round's model -> their numbers, by name.
-
-        It is no part of the round, so its bytes are counted after it.
-        """
-        self._after = 1
-        try:
-            requests = strategy.configure_calibrate(self.round, arrays, self.grid)
-            replies = self.mail.deliver(requests, self.config.wait.evaluate)
-            return appraised.plausible(strategy.aggregate_calibrate(replies))
-        finally:
-            self._after = 0
 
     @property
     def _stays(self) -> bool:
@@ -439,8 +408,7 @@ class TrainingRounds:
         path = self.folder / MODEL
         models.save(path, model, classes=classes, **task.about_model)
         adapted = {"adapted": self._adapted()} if self._stays else {}
-        worth_it = state.history[-1].get(appraised.WORTH, appraised.NOTHING)
-        rounds = [{k: v for k, v in e.items() if k != appraised.WORTH} for e in state.history]
+        rounds = [{k: v for k, v in e.items() if k != REFINED} for e in state.history]
         return {
             "seed": self.seed,
             "target": self.roster.target.name,
@@ -449,7 +417,6 @@ class TrainingRounds:
             "selected_round": state.best.get("round"),
             "seconds": round(sum(entry["seconds"] for entry in state.history), 3),
             "bytes": self.ledger.total(),
-            "calibration_bytes": sum(self.ledger.round(state.round + 1).values()),
             "model": str(path),
             "hidden": self.task.hidden,
             "stopped": stopping.sentence(
@@ -457,7 +424,7 @@ class TrainingRounds:
             ),
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
-            **worth_it,
+            REFINED: state.history[-1].get(REFINED),
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
             "rounds": rounds,
         }
@@ -482,14 +449,12 @@ class TrainingRounds:
 
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)
-        counted = self.round + self._after
-        self.ledger.count(message, counted, node.role if node else "unknown", "to")
+        self.ledger.count(message, self.round, node.role if node else "unknown", "to")
         self.crossed.message("sent", node.name if node else "", self.round, message)
 
     def _received(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.src_node_id)
-        counted = self.round + self._after
-        self.ledger.count(message, counted, node.role if node else "unknown", "from")
+        self.ledger.count(message, self.round, node.role if node else "unknown", "from")
         self.crossed.message("received", node.name if node else "", self.round, message)
         if node:
             self.phases.note(node.name, message)

@@ -13,7 +13,7 @@ round to round, so that a run can be stopped and resumed. Strategies implement F
 they also run under Flower's own `Strategy.start`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from fedda.exchange import Session
 from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
 from fedda.train import generator
-from fedda.wire import CALIBRATE, ROWS, Arrays, Kind, Manifest, Packed, pack
+from fedda.wire import ROWS, Arrays, Kind, Manifest, Packed, pack
 
 from .channels import CHANNELS
 from .sites.mail import Mail
@@ -91,10 +91,6 @@ class FedDA(Strategy):
     def tested(self) -> dict[str, Packed]:
         """Return what the target is sent to test: here the model."""
         return {"model": self.model}
-
-    def calibrating(self) -> Sequence[Node]:
-        """Return the sources that test the last round's model on their labels: here all."""
-        return self.roster.sources
 
     def part_of(self, node: Node) -> str:
         """Return the part that a site plays in this round."""
@@ -426,7 +422,7 @@ class FedDA(Strategy):
         Args:
             server_round: the round, counted from 1.
             arrays: the model.
-            config: the sources' thresholds, if they have calibrated.
+            config: further numbers to send, of which a method's test takes its own.
             grid: the way to the sites.
         """
         self.begin(server_round, arrays, grid)
@@ -435,22 +431,6 @@ class FedDA(Strategy):
             self.setup.notice("absent", target.name, "not connected; this round is not tested")
             return []
         return [self.test_request(config)]  # type: ignore[arg-type]
-
-    def configure_calibrate(
-        self, server_round: int, arrays: ArrayRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the sources that are connected to test the server's model where they have labels."""
-        self.begin(server_round, arrays, grid)
-        layouts = self.phase.layouts_for(True)(self.options, self.setup.model)
-        for node in self.calibrating() if self.task.about.calibrates else ():
-            if self.is_online(node):
-                heading = self.heading("calibrate", self.part_of(node))
-                yield self.post.write(node, heading, CALIBRATE, layouts, {"model": self.model})
-
-    def aggregate_calibrate(self, replies: Iterable[Message]) -> dict[str, dict[str, float]]:
-        """Return the numbers of each source that answered, by its name."""
-        needs = CALIBRATE.leaves.numbers - {"seconds"}
-        return {r.node.name: dict(r.numbers) for r in self.accept(replies, needs)}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

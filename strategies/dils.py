@@ -88,10 +88,6 @@ class DILS(FedDA):
         """Return nothing in the adaptation: the target tests its own model. Before, the model."""
         return {} if self.adapts else super().tested()
 
-    def calibrating(self) -> list[Node]:
-        """Return the collaborator; no other source takes part."""
-        return [self.pair()[0]]
-
     def part_of(self, node: Node) -> str:
         """Return target for the target, else collaborator; no other site takes part."""
         return "target" if node.name == self.roster.target.name else "collaborator"

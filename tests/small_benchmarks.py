@@ -43,8 +43,6 @@ PRIVACY += ("--out", "HERE/privacy", "--results", "HERE/made")
 ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
 ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.hidden=16")
 ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
-CHOOSE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "4")
-CHOOSE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/choose", "--results", "HERE/made")
 GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
 GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
 GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
@@ -62,7 +60,6 @@ SHARES += ("--method", "shot", "--seeds", "0", "--jobs", "1", "--out", "HERE/sha
 SHARES += ("--results", "HERE/made")
 TURNED = ("--data", "HERE/data/digits", "--images", "200", "--epochs", "1", "--seeds", "0")
 TURNED += ("--results", "HERE/made")
-UNEVEN = ("--data", "HERE/data", "--set", "googlenet", "--seeds", "0", "--results", "HERE/made")
 EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
 METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.hidden=16")
@@ -71,9 +68,6 @@ PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "
 ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
 ROUNDS += ("--frozen-rounds", "1")
 TINY = ("--mb", "0.01")
-VALIDATORS = ("--data", "HERE/data/digits", "--out", "HERE/validators", "--target", "usps")
-VALIDATORS += ("--seeds", "0,1", "--method", "fedavg", "--method", "kd3a", "-c", "rounds=2")
-VALIDATORS += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "train.lr=0.1")
 SMALL: dict[str, tuple[str, ...]] = {
     "accuracy": ACCURACY,
     "adversarial": ROTATIONS,
@@ -85,7 +79,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "central": CENTRAL,
     "chain": CHAIN,
     "teacher": TEACHER,
-    "choose": CHOOSE,
     "dictionary": DICTIONARY,
     "exchange": (*EXCHANGE, "--skip-flower"),
     "feddadil": (
@@ -131,8 +124,6 @@ SMALL: dict[str, tuple[str, ...]] = {
         *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
     ),
     "turned": TURNED,
-    "uneven": UNEVEN,
-    "validators": VALIDATORS,
     "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
 }
 # A table that is tested by itself -> the program that makes it.

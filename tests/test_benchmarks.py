@@ -20,11 +20,9 @@ import pytest
 import torch
 
 from fedda import exchange, halves, models, plugins
-from fedda.choose.decision import Trained
 from fedda.errors import DataError, RunError
 from fedda.exchange import Group, LocalHost
 from fedda.exchange.in_process import LocalStream
-from fedda.maths import estimates
 from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
@@ -62,18 +60,6 @@ def test_light_sites_change_models_and_do_not_let_them_drift(load: Any) -> None:
     assert len({*values}) > 40 and max(abs(v - 1) for v in values) < 1.1 * light.CHANGE
     assert abs(np.mean(values) - 1) < light.CHANGE / 5
     assert all(model["n"] == 1 for model in models)
-
-
-def test_a_threshold_of_weighed_scores_by_hand(load: Any) -> None:
-    """The scores 1 and 2 weigh .5 together, and without weights it is the estimate's own."""
-    uneven = load("uneven")
-    score, w = torch.tensor([3.0, 1.0, 4.0, 2.0]), torch.tensor([0.3, 0.1, 0.2, 0.4])
-    assert uneven.threshold(score, w, 0.5) == 2.5
-    assert uneven.threshold(score, w, 0.1) == 1.5
-    assert uneven.threshold(score, w, 0.0) == 0 and uneven.threshold(score, w, 1.0) == 5
-    alike = torch.full((4,), 0.25)
-    for wrong in (0.0, 0.25, 0.5, 0.75, 1.0):
-        assert uneven.threshold(score, alike, wrong) == estimates.threshold(score, wrong)
 
 
 def test_sources_that_weigh_by_their_own_shares_weigh_nothing(load: Any) -> None:
@@ -170,79 +156,6 @@ def test_mean_ranks_by_hand(load: Any) -> None:
     # Friedman's chi2 by its formula: 12 * 4 / (3 * 4) * (1 + 4 + 9 - 12) = 8, exp(-8 / 2)
     same = np.array([[0.9, 0.8, 0.7]] * 4)
     assert ranks.friedman(same) == pytest.approx(np.exp(-4.0))
-
-
-def test_choices_are_judged_by_hand(load: Any) -> None:
-    """FedAvg has 60 %, KD3A 80 %, KD3A's drawn settings 70 %; the latter were chosen."""
-    choose = load("choose")
-    fedavg, kd3a, drawn = (
-        choose.Variant("fedavg"),
-        choose.Variant("kd3a"),
-        choose.Variant("kd3a", settings={"kd3a.mixup": 0.0}),
-    )
-
-    def one(variant: Any, estimate: float, infomax: float) -> Any:
-        told = {"accuracy": estimate, "same_model": True, "low": 0.5, "high": 0.9}
-        said = {"infomax": infomax, "bnm": 0.5, "snd": 0.5, "ami": 0.5, "largest": 0.2}
-        trained = Trained({"estimate": told, "validators": said}, 10)
-        return choose.Candidate(variant, {0: trained})
-
-    full = [one(fedavg, 0.7, 2.0), one(kd3a, 0.9, 1.0)]
-    judged = choose.Judged(
-        "a, b",
-        choose.decide([full[0], one(drawn, 0.9, 3.0)]),
-        choose.decide(full),
-        {fedavg: 0.6, kd3a: 0.8, drawn: 0.7},
-        full,
-        7.0,
-    )
-    found = choose.figures([judged])
-    assert (found["targets"], found["seconds"]) == (1, 7)
-    assert found["regret_points"] == pytest.approx(10)
-    assert found["regret_rule_points"] == pytest.approx(20)  # a vote each way: FedAvg
-    assert found["regret_always_fedavg"] == pytest.approx(20)
-    assert found["regret_always_kd3a"] == 0
-    assert found["regret_always_mdan"] == pytest.approx(20)  # it does not fit: FedAvg
-    assert found["regret_alone"]["estimate"] == 0
-    assert found["regret_alone"]["infomax"] == pytest.approx(20)
-    assert found["correlation"]["estimate"] == 1 and found["correlation"]["infomax"] == -1
-    assert found["estimate_error_points"] == pytest.approx(10)
-
-
-def test_validators_are_judged_by_hand(load: Any) -> None:
-    """Infomax ranks as the truth does, BNM the other way round; the rest say nothing."""
-    validators = load("validators")
-
-    def one(method: str, truth: float, infomax: float, estimate: float) -> dict[str, Any]:
-        said = {"infomax": infomax, "bnm": -infomax, "snd": 0.5, "ami": 0.5, "largest": 0.2}
-        told = {"accuracy": estimate, "low": 0.5, "high": 0.75, "same_model": True}
-        entry = {"method": method, "seed": 0, "final_accuracy": truth, "estimate": told}
-        return entry | {"validators": said}
-
-    trainings = [
-        one("fedavg", 0.6, 2.0, 0.7),
-        one("kd3a", 0.8, 3.0, 0.8),
-        one("mdan", 0.5, 1.0, 0.55),
-    ]
-    found = validators.figures({"town": trainings})
-    assert found["trainings"] == 3
-    assert found["correlation"] == {
-        "infomax": 1,
-        "bnm": -1,
-        "snd": None,
-        "ami": None,
-        "estimate": 1,
-    }
-    assert found["regret_points"]["infomax"] == 0
-    assert found["regret_points"]["bnm"] == pytest.approx(30)
-    assert found["regret_points"]["snd"] == pytest.approx(16.667)  # all alike: at random
-    assert found["random_points"] == pytest.approx(16.667)
-    assert found["fedavg_points"] == pytest.approx(20)
-    assert found["estimate_error_points"] == pytest.approx(5)
-    assert found["estimate_bias_points"] == pytest.approx(5)
-    assert found["covered"] == pytest.approx(2 / 3, abs=1e-3)
-    # MDAN is worse by estimate, infomax falls and BNM rises: FedAvg's model, 10 points better.
-    assert found["kept_points"] == pytest.approx(5)
 
 
 def test_every_table_of_photos_has_valid_settings(load: Any) -> None:

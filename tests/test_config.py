@@ -175,7 +175,7 @@ def test_a_task_has_no_settings_of_the_server() -> None:
     assert {key.split(".")[0] for key in flat} == {
         *("run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names"),
         *("sites", "column-names", "secure", "frozen", "resize", "window", "missing"),
-        *("refine", "shares", "beside"),
+        *("refine", "shares"),
         *("model", "train", "privacy", "wire", "options"),
     }
 

@@ -248,7 +248,7 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
 HEADING = {"round", "phase", "hop", "part", "final"}
 TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
 TASK |= {"secure", "frozen", "resize", "window", "missing", "refine"}
-TASK |= {"shares", "beside", "column-names"}
+TASK |= {"shares", "column-names"}
 OFFER = {"role": str, "name": str, "version": str, "examples": int, "tested": int}
 OFFER |= {"classes": list, "shape": list, "columns": list, "keys": bool}
 SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise", "masked"}

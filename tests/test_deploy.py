@@ -591,7 +591,6 @@ def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) ->
         text = blocks((DEPLOY / "README.md").read_text())
         (run,) = [c for c in command_lines(text) if c[:3] == ["fedda", "run", "dils"]][-1:]
         assert "--server" in run and "collaborator=clinic-a" in run
-        # Enough training that the collaborator's calibration finds a model that tells images apart.
         short = ["rounds=4", "pretrain=3", "train.lr=0.01"]
         short += ["input.size=16", "input.channels=1", "run.expect=2"]
         changes = [word for each in short for word in ("-c", each)]

@@ -1,21 +1,17 @@
 """Doubts: signs without labels that a training may have gone wrong, and where they are shown."""
 
 import io
-from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from fedda.algorithms import dils, fruda
 from fedda.page.noted import Noted
 from fedda.page.page import page
 from fedda.results import terminal
 from fedda.results.doubts import doubts
 from tests.local_grid import FAST, Node, run
 from tests.test_report import results
-
-EXAMPLES = {"a": 100, "b": 100}
 
 
 def history(**columns: list[Any]) -> list[dict[str, Any]]:
@@ -26,51 +22,26 @@ def history(**columns: list[Any]) -> list[dict[str, Any]]:
 
 
 def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
-    return [(d.what, d.round) for d in doubts(history(**columns), rounds, 4, EXAMPLES)]
-
-
-# What FADA's model III tells where its parts have come apart, just so.
-APART = {"confusion": [1.0, 1.2, 1.3], "reconstruction": [0.9, 0.6, 0.5]}
-APART |= {"information": [0.4, 1.2, 0.6]}
+    return [(d.what, d.round) for d in doubts(history(**columns), rounds, 4)]
 
 
 @pytest.mark.parametrize(
     ("rounds", "columns", "expected"),
     [
-        (9, {"predicted": [4, 4, 4]}, []),
-        (9, {"predicted": [4, 3, 3]}, []),  # two rounds of nine may be noise
-        (3, {"predicted": [4, 3, 3]}, [("classes", 3)]),  # unless the last one is among them
-        (9, {"predicted": [4, 3, 3, 2, 2]}, [("classes", 4)]),
-        (9, {"predicted": [4, 3, 3, 4, 3]}, []),
-        (9, {"predicted": [4, 3, None, 3, 3]}, []),  # not tested: nothing was seen
         (9, {"kept": [0.0, 0.04, 0.049, 0.3]}, [("kept", 3)]),
+        (9, {"kept": [0.3, 0.04, 0.04]}, []),  # two rounds of nine may be noise
+        (3, {"kept": [0.3, 0.04, 0.04]}, [("kept", 3)]),  # unless the last one is among them
+        (9, {"kept": [0.0, 0.0, None, 0.0]}, [("kept", 4)]),  # not told: nothing was seen
         (9, {"kept": [0.05, 0.05, 0.05]}, []),
         (4, {"kept": [0.2, 0.65, 0.4, 0.16]}, [("kept", 4)]),
         (4, {"kept": [0.2, 0.65, 0.4, 0.33]}, []),
-        (1, {"weights": [{"a": 0.36, "b": 0.14, "t": 0.5}]}, [("weights", 1)]),  # .72 of a and b
-        (1, {"weights": [{"a": 0.34, "b": 0.16, "t": 0.5}]}, []),
-        (1, {"weights": [{"a": 0.1, "b": 0.1, "t": 0.8}]}, []),  # a target is no source
-        (1, {"weights": [{"a": 1.0}]}, []),  # there is no other
-        (1, {"weights": [{}]}, []),
-        (9, {"discriminator-accuracy": [0.39, 0.3, 0.2]}, [("discriminator", 3)]),
-        (9, {"discriminator-accuracy": [0.4, 0.5, 0.4, 0.6]}, []),
-        (9, {"clipped": [0.6, 0.9, 0.51]}, [("clipped", 3)]),
-        (9, {"clipped": [0.5, 0.5, 0.5]}, []),
-        (9, {"discriminator-accuracy": [0.39, 0.39, 0.4, None]}, []),
-        (9, {"alike": [None, 0.49, None]}, [("sources", 2)]),  # it is said once
-        (5, {"alike": [None, 0.49, None, None, None]}, [("sources", 2)]),
         (7, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3, 0.3]}, [("kept", 3)]),  # it has not ended
         (6, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3, 0.3]}, []),  # it has, and this was over
         (5, {"kept": [0.0, 0.04, 0.049, 0.3, 0.3]}, [("kept", 3)]),
         (6, {"kept": [0.0, 0.04, 0.049, None, None, 0.3]}, [("kept", 3)]),
-        (9, {"alike": [None, 0.5]}, []),
-        (2, {"kept": [0.9, 0.0], "predicted": [4, 1]}, [("classes", 2), ("kept", 2)]),
-        # ln 4 is 1.386, and .9 of it 1.248; in the last round alone
-        (3, APART | {"confusion": [1.0, 1.2, 1.25]}, []),
-        (3, APART | {"confusion": [1.0, 1.2, 1.24]}, [("disentangled", 3)]),
-        (4, APART | {"confusion": [1.0, 1.2, 1.24]}, []),
-        (3, APART | {"reconstruction": [0.9, 0.6, 0.51]}, [("disentangled", 3)]),
-        (3, APART | {"information": [0.4, 1.2, 0.61]}, [("disentangled", 3)]),
+        # Signs that named as many good trainings as bad ones.
+        (2, {"predicted": [4, 1], "largest": [0.9, 1.0], "weights": [{"a": 1.0}] * 2}, []),
+        (3, {"discriminator-accuracy": [0.3] * 3, "clipped": [0.9] * 3, "alike": [0.1] * 3}, []),
     ],
 )
 def test_doubts_by_hand(
@@ -79,17 +50,9 @@ def test_doubts_by_hand(
     assert seen(rounds, **columns) == expected
 
 
-def test_a_source_with_most_examples_may_have_most_of_the_weight() -> None:
-    entries = history(weights=[{"a": 0.8, "b": 0.2}])
-    assert doubts(entries, 1, 4, {"a": 800, "b": 200}) == []
-    assert [d.what for d in doubts(entries, 1, 4, {"a": 700, "b": 300})] == ["weights"]
-
-
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"largest": [None, None, 0.91]}, [("one class", 3)]),
-        ({"largest": [None, None, 0.9]}, []),
         ({"loss": [2.8, 2.8, 2.8]}, [("loss", 1)]),  # 2 ln 4 is 2.77
         ({"loss": [1.3, 1.3, 2.8]}, [("loss", 3)]),
         ({"loss": [1.3, 1.35, 1.35]}, [("loss", 3)]),  # ln 4 is 1.386, and .97 of it 1.345
@@ -100,24 +63,17 @@ def test_a_source_with_most_examples_may_have_most_of_the_weight() -> None:
         ({"loss": [2.0, 1.2, 1.1]}, []),  # a first round may be bad
     ],
 )
-def test_one_class_for_nearly_all_and_a_loss_beyond_guessing_are_doubts(
+def test_a_loss_beyond_guessing_is_a_doubt(
     columns: dict[str, list[Any]], expected: list[tuple[str, int]]
 ) -> None:
-    found = doubts(history(**columns), 3, 4, EXAMPLES, entropies=range(1, 4))
+    found = doubts(history(**columns), 3, 4, entropies=range(1, 4))
     assert [(d.what, d.round) for d in found] == expected
-
-
-@pytest.mark.parametrize("method", [dils, fruda])
-def test_one_class_for_all_names_the_rate_that_adapts_an_encoder(method: ModuleType) -> None:
-    (doubt,) = doubts(history(largest=[0.98]), 1, 4, EXAMPLES)
-    assert "lr" in method.Config.model_fields
-    assert f"{method.METHOD.name}.lr" in doubt.text
 
 
 def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_change() -> None:
     def said(losses: list[float], steps: float) -> list[tuple[int, str]]:
         every = range(1, len(losses) + 1)
-        found = doubts(history(loss=losses), 9, 4, EXAMPLES, every, rate=0.03, steps=steps)
+        found = doubts(history(loss=losses), 9, 4, every, rate=0.03, steps=steps)
         return [(d.round, d.text.partition("classes: ")[2]) for d in found]
 
     assert said([1.5, 1.45, 1.42], 6) == []
@@ -130,7 +86,7 @@ def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_cha
     assert said([0.9, 1.2], 1) == [(2, "training diverges; lower train.lr to 0.01")]
     # The demo's own losses, and those of a network that begins with few steps (60 images a site).
     for healthy, steps in (([1.77, 0.614, 0.248, 0.085], 12), ([2.5, 2.4, 2.1, 1.7], 2)):
-        assert doubts(history(loss=healthy), 8, 10, EXAMPLES, range(1, 9), steps=steps) == []
+        assert doubts(history(loss=healthy), 8, 10, range(1, 9), steps=steps) == []
 
 
 def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:
@@ -138,12 +94,9 @@ def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:
 
 
 def test_doubts_say_what_was_seen() -> None:
-    columns = {"predicted": [4, 3], "kept": [0.6, 0.2], "weights": [{"a": 0.9, "b": 0.1}] * 2}
-    texts = {d.what: d.text for d in doubts(history(**columns), 2, 4, EXAMPLES)}
-    assert "3 of the 4 classes" in texts["classes"] and "and 4 in an earlier" in texts["classes"]
-    assert "20 % of the target's images, after 60 %" in texts["kept"]
-    assert "mixup-among=heard" in texts["kept"]
-    assert "a has 90 % of the weight" in texts["weights"] and "have 50 %" in texts["weights"]
+    (doubt,) = doubts(history(kept=[0.6, 0.2]), 2, 4)
+    assert "20 % of the target's images, after 60 %" in doubt.text
+    assert "mixup-among=heard" in doubt.text
 
 
 def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:

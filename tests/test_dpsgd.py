@@ -353,22 +353,6 @@ def annas_tests_taken(domains: list[Node], folder: Path) -> list[Node]:
     ]
 
 
-def test_without_new_labelled_images_a_source_does_not_test(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    """A test on training images would say something about them without noise."""
-    nodes = annas_tests_taken(domains, tmp_path)
-    made = Bench(nodes, "fedavg", rounds=1, **PRIVATE)
-    made.round()
-    request = made.strategy.request(made.strategy.roster.sources[0], {"model": made.strategy.model})
-    arrays, tables = records.read(request.content)
-    tables["step"]["hop"] = "calibrate"
-    request.content = records.write(arrays, **tables)
-    request.metadata.message_type = "evaluate"
-    reply = made.grid.call(request)
-    assert reply.has_error() and reply.error.code == Code.POLICY
-
-
 def test_no_example_can_make_a_source_refuse(domains: list[Node]) -> None:
     """A made model whose gradients are infinite is answered as any other, and without a time."""
     made = Bench(domains, "fedavg", rounds=1, **PRIVATE)
@@ -469,22 +453,6 @@ def test_a_site_can_ask_for_more_noise(domains: list[Node], tmp_path: Path) -> N
     resident.cache_clear()
     made = Bench(nodes, "kd3a", **PRIVATE | {"privacy__noise": 1.5})
     assert made.round()[1]["epsilon"] > 0
-
-
-def test_by_the_policy_of_a_site_it_does_not_test_on_training_images(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    """Whatever noise the request names: the server writes that."""
-    nodes = annas_tests_taken(domains, tmp_path)
-    made = Bench(ruled(nodes, "[privacy]\nnoise = 1.0", tmp_path), "fedavg", rounds=1)
-    made.begin()
-    request = made.strategy.request(made.strategy.roster.sources[0], {"model": made.strategy.model})
-    arrays, tables = records.read(request.content)
-    tables["step"]["hop"] = "calibrate"
-    request.content = records.write(arrays, **tables)
-    request.metadata.message_type = "evaluate"
-    reply = made.grid.call(request)
-    assert reply.has_error() and reply.error.code == Code.POLICY
 
 
 def test_a_site_with_a_budget_of_epsilon_answers_no_run_without_noise(

@@ -201,10 +201,8 @@ NAMES_METHODS = {
     "fedda/halves.py": "FedAvg, whose halves others inherit",
     "fedda/cli/demo.py": "a demonstration is of one method",
     "fedda/cli/select.py": "the command takes the measurement of one method",
-    "fedda/choose/candidates.py": "which methods are worth their price unasked was measured",
     "fedda/settings/presets.py": "values that papers give for their methods",
 }
-DECISION = "fedda/choose/verdict.py"  # choice.json has a `decision`, which is no method here
 
 
 def named_methods(path: Path) -> set[str]:
@@ -215,7 +213,7 @@ def named_methods(path: Path) -> set[str]:
     froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
     taken = {a.name for n in froms if n.module == "fedda.algorithms" for a in n.names}
     taken |= {str(n.module).removeprefix("fedda.algorithms.") for n in froms if not n.level}
-    return methods & (texts | taken) - ({"decision"} if name(path) == DECISION else set())
+    return methods & (texts | taken)
 
 
 def test_the_core_knows_no_method_by_name() -> None:

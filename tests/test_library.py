@@ -479,8 +479,7 @@ def test_results_say_what_the_file_says(finished: fedda.Run) -> None:
         assert training.weights == noted["rounds"][-1]["weights"]
         assert set(training.weights) == {"a", "b", "t"}
         assert training.bytes == noted["bytes"]
-        assert training.estimate is not None
-        assert training.estimate.accuracy == noted["estimate"]["accuracy"]
+        assert training.refined == noted["refined"]["accuracy"]
         assert [d.text for d in training.doubts] == [d["text"] for d in noted["doubts"]]
 
 

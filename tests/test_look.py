@@ -694,9 +694,9 @@ def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
     assert seen["text"] in done.output.replace("\n", " ") or seen["text"] in done.output
     (line,) = [x for x in done.output.splitlines() if x.startswith("next: ")]
     typed = shlex.split(line.removeprefix("next: "))
-    assert typed[:2] == ["fedda", "choose"] and typed[-2:] == ["--preset", "table"]
+    assert typed[:3] == ["fedda", "run", "fedavg"] and typed[-2:] == ["--preset", "table"]
     command: Any = typer.main.get_command(app)
-    command.commands["choose"].make_context("choose", typed[2:])
+    command.commands["run"].make_context("run", typed[2:])
     page = (out / "look.html").read_text()
     assert "color-scheme" in page and "<svg" in page and "bert&lt;b&gt;" in page
     assert "src=" not in page and "@import" not in page

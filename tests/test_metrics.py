@@ -59,11 +59,10 @@ def test_metrics_say_what_the_journal_says(run: RunNow) -> None:
     }
 
 
-def test_metrics_say_the_estimate_of_the_last_round() -> None:
-    last = events()[-1] | {"round": 3, "worth": {"estimate": {"accuracy": 0.7}}}
+def test_an_ended_run_has_no_seconds_left() -> None:
+    last = events()[-1] | {"round": 3}
     run = RunNow(7, "r", "/r", "kd3a", "finished", "completed")
     found = told(Snapshot((), (run,)), tell([*events(), last, {"event": "done"}], SETTINGS))
-    assert found["fedda_estimated_accuracy", (("method", "fedavg"),)] == 0.7
     assert found["fedda_run_going_on", ()] == 0 and ("fedda_left_seconds", ()) not in found
 
 
@@ -112,8 +111,7 @@ def test_the_operators_port_serves_them(run: RunNow) -> None:
 def test_the_board_shows_metrics_that_there_are(run: RunNow) -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "fedda.json").read_text())
     asked = [t["expr"] for panel in board["panels"] for t in panel.get("targets", ())]
-    worth = {"worth": {"estimate": {"accuracy": 0.7}}, "infomax": 1.0}
-    story = tell([*events(), events()[-1] | {"round": 3, **worth}], SETTINGS)
+    story = tell([*events(), events()[-1] | {"round": 3, "infomax": 1.0}], SETTINGS)
     there = {name for name, _ in told(sites(run), story)}
     named = {name for expr in asked for name in re.findall(r"fedda_\w+", expr)}
     assert named <= there and there - named <= {"fedda_run_info"}

@@ -17,11 +17,10 @@ from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError, WireError
-from fedda.maths import estimates
 from fedda.methods import Method
 from fedda.ops import keys
 from fedda.secure import hiding
-from fedda.wire import CALIBRATE, Arrays, Kind, Packed, pack
+from fedda.wire import Arrays, Kind, Packed, pack
 from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -127,9 +126,7 @@ def test_every_number_of_every_contract_has_a_step() -> None:
         parts += [phase.test for phase in phases]
         return {name for part in parts for name in part.leaves.numbers}
 
-    names = CALIBRATE.leaves.numbers.union(
-        *(rules(plugins.method(m)) for m in plugins.own_methods())
-    )
+    names = set[str]().union(*(rules(plugins.method(m)) for m in plugins.own_methods()))
     assert len(names) > 30
     for name in names:
         tested.coarse({name.replace("*", "anna"): 1})
@@ -259,17 +256,6 @@ def test_no_share_shows_a_count_below_ten() -> None:
     assert {round(n) for n in shares} == {0, *range(10, 191), 200}
     assert [tested.ends(n / 12, 12, tested.FEW) for n in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
     assert [tested.ends(n / 12, 12, 1) for n in (1, 11)] == [1 / 12, 11 / 12]
-
-
-def test_no_threshold_lies_at_an_end() -> None:
-    score = torch.arange(100.0)
-    assert [estimates.threshold(score, w) for w in (0, 0.03, 0.5, 1)] == [-1, 2.5, 49.5, 16]
-    few = [estimates.threshold(score, w, tested.FEW) for w in (0, 0.03, 0.5, 1)]
-    assert few == [9.5, 9.5, 49.5, 89.5]
-    lit = score.clone()
-    lit[0], lit[-1] = -16, 1000  # a single image moves it no more
-    assert [estimates.threshold(lit, w, tested.FEW) for w in (0, 0.03, 0.5, 1)] == few
-    assert estimates.threshold(score[:6], 0, tested.FEW) == 2.5
 
 
 def test_fewer_than_ten_test_images_are_not_told_and_not_tested(

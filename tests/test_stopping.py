@@ -113,7 +113,7 @@ def test_a_run_without_progress_ends_with_a_last_round_and_says_why(
     results, events = run(domains, runs | STILL | {"method": "fedavg"})
     (training,) = results["trainings"]["fedavg"]
     assert rounds(results, "fedavg") == [1, 2, 3, 4]
-    assert training["estimate"] and training["validators"]["ami"] is not None  # a whole last round
+    assert training["refined"] is not None  # a whole last round
     assert training["stopped"].startswith("it ends after round 4 of 8, as the target's infomax")
     (said,) = (e for e in events if e["event"] == "ending")
     assert (said["round"], said["last"], said["text"]) == (3, 4, training["stopped"])
@@ -172,7 +172,7 @@ def test_a_lost_test_of_an_early_last_round_is_made_up_for(
     made_up, _ = run(domains, settings | {"run.resume": True})
     whole, _ = run(domains, settings | {"run.name": "whole"})
     (training,) = made_up["trainings"]["fedavg"]
-    assert training["estimate"] == whole["trainings"]["fedavg"][0]["estimate"]
+    assert training["refined"] == whole["trainings"]["fedavg"][0]["refined"]
     assert made_up["final_accuracy"] == whole["final_accuracy"] and made_up["untested"] == []
 
 

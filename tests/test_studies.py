@@ -27,9 +27,7 @@ from clients.site.remembered import Remembered
 from clients.site.request import flat
 from clients.site.summed import Summed
 from fedda import records
-from fedda.choose.on_server import LivePlan
 from fedda.cli import app
-from fedda.comparison import Variant
 from fedda.config import study_name
 from fedda.errors import (
     BudgetError,
@@ -43,7 +41,6 @@ from fedda.errors import (
     StudyError,
     public,
 )
-from fedda.library.beginning import Launch
 from fedda.ops import chain, keys
 from fedda.ops.spawn import REGISTERED
 from fedda.results.read import at_site, refined_at
@@ -56,7 +53,6 @@ from server.journal import Journal
 from server.superlink import registered
 from server.superlink.registered import RegisteredKey
 from tests.local_grid import FAST, Bench, Node, ScriptedGrid
-from tests.local_grid import run as do
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -487,12 +483,7 @@ def test_trainings_of_the_same_name_in_two_studies_are_two(
 
 
 def test_a_run_cannot_name_another_study_s_trainings() -> None:
-    task = Task(study="lungs", beside="a.kd3a-0,heart-x.kd3a-0")
-    assert task.others == ["lungs+a.kd3a-0", "lungs+heart-x.kd3a-0"]
-    for beside in ("heart+a.kd3a-0", "../heart+a.kd3a-0"):
-        with pytest.raises(ConfigError):
-            RunConfig.parse({"run.beside": beside})
-    with pytest.raises(ConfigError):  # nor has a run without a study such a name
+    with pytest.raises(ConfigError):  # not even a run without a study
         RunConfig.parse({"run.name": "heart+a"})
 
 
@@ -773,31 +764,3 @@ def test_a_report_finds_the_files_of_a_study(tmp_path: Path) -> None:
     training["model"] = "/runs/r/kd3a-0/model.safetensors"
     results |= {"trainings": {"kd3a": [training]}, "titles": {"kd3a": "KD3A"}, "method": "kd3a"}
     assert "town/heart+r.kd3a-0.refined.safetensors" in refined_at(results)[0]
-
-
-def test_a_target_compares_models_of_the_run_s_own_study_alone(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    """What it says of other trainings would tell of another study's models."""
-    nodes = obeying(domains, tmp_path / "sites", BOTH)
-    nodes = [n | {"notes": False} for n in nodes]
-
-    def told(name: str, study: str, beside: str) -> dict[str, float]:
-        flat = {"run.dir": str(tmp_path / study), "run.name": name, "method": "fedavg"}
-        flat |= {"run.study": study, "run.beside": beside, "rounds": 1}
-        (training,) = do(nodes, flat)[0]["trainings"]["fedavg"]
-        return training.get("beside", {})
-
-    assert told("a", "heart", "") == {}
-    assert {*told("b", "heart", "a.fedavg-0")} == {"a.fedavg-0", "b.fedavg-0"}
-    assert told("b", "lungs", "a.fedavg-0") == {}
-
-
-def test_a_choice_is_made_within_a_study(tmp_path: Path) -> None:
-    flat = {"run.study": "heart", "rounds": 1}
-    launch = Launch(server="hub")
-    about = [Variant("fedavg")], ["town"], [0], flat
-    made = LivePlan(tmp_path, tmp_path, *about, launch=launch, submit=lambda *_: None)
-    assert made.config(made.cells()[0]).run.study == "heart"
-    wanted = ["--server", "hub", "--study", "heart", "--target", "town"]
-    assert made.where("town") == wanted

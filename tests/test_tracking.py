@@ -25,7 +25,7 @@ from tests.local_grid import FAST, Node, ScriptedGrid, stop_after
 
 FINAL = {
     *("final/accuracy", "final/selected-accuracy", "final/selected-round"),
-    *("final/seconds", "final/bytes", "final/estimated-accuracy", "final/calibration-error"),
+    *("final/seconds", "final/bytes", "final/refined-accuracy"),
 }
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -56,9 +56,7 @@ def expected(training: dict[str, Any]) -> Curves:
     points["final/selected-round"] = [(last, training["selected_round"])]
     points["final/seconds"] = [(last, training["seconds"])]
     points["final/bytes"] = [(last, sum(training["bytes"].values()))]
-    points["final/estimated-accuracy"] = [(last, training["estimate"]["accuracy"])]
-    points["final/calibration-error"] = [(last, training["calibration_error"])]
-    points |= {f"final/{n}": [(last, v)] for n, v in training["validators"].items()}
+    points["final/refined-accuracy"] = [(last, training["refined"]["accuracy"])]
     return points
 
 

@@ -154,8 +154,6 @@ class Gate:
             size = sum(4 * group.size * group.syncs for group in groups)
             rounds = int(not request.is_test)
             tests = max(len(request.arrays), 1) if request.contract.judges else 1 - rounds
-            if request.is_test and request.is_last:  # another number of the same images each
-                tests += len(request.task.others)
             self._spent.request(request.task.digest, rounds, tests, size)
 
     def admit_look(self, labels: bool) -> None:

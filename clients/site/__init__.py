@@ -18,7 +18,6 @@ remembered     to which groups of sites it has added, over all runs
 identity       who it is to the other sites, whatever the server says
 noised         DP-SGD, where the run or the site's policy asks for noise
 tested         what a test tells the server
-appraisal      what the last round's model is worth, in numbers
 last_step      the last step of a training, at the target alone
 teacher        a teacher that a target already has
 looked         what it tells of its data before any training

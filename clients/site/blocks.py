@@ -33,7 +33,6 @@ from fedda.train import generator, joined
 
 logger = logging.getLogger("fedda.site")
 
-FEWEST = 5  # blocks, of which one may be kept out of training
 FILE = "blocks.json"
 SECRET = "chance"
 
@@ -55,38 +54,6 @@ class Blocks:
     used: Tensor
     blocks: list[Tensor]
     groups: list[Tensor]
-
-    def divided(
-        self, share: float, together: int, trained: bool = False
-    ) -> tuple["Blocks", Tensor]:
-        """Keep about this share of the blocks out -> the others, and the indices kept out.
-
-        Every so many-th block is kept out, for good: blocks that are added later change nothing of
-        it. Blocks are drawn by chance, so these are, too. None is kept out of fewer than FEWEST, or
-        if the others did not fill a group, so that the site could not sum gradients.
-
-        Args:
-            share: of the blocks.
-            together: examples in a group.
-            trained: train on these blocks, too, as the site has brought tests. No gradient is
-                summed over them all the same: else two sums, of before and after, would show one
-                over a block.
-        """
-        if not share or len(self.blocks) < FEWEST:
-            return self, self.used[:0]
-        every = max(2, round(1 / share))
-        out = torch.cat(self.blocks[::every])
-        stays = torch.ones(len(self.used), dtype=torch.bool)
-        stays[out] = False
-        groups = joined([g[stays[g]] for g in self.groups], together)
-        groups = [g for g in groups if len(g) >= together]
-        if not groups:
-            return self, self.used[:0]
-        if trained:
-            return Blocks(self.used, self.blocks, groups), self.used[:0]
-        position = stays.cumsum(0) - 1  # in `used` without them
-        blocks = [position[b] for i, b in enumerate(self.blocks) if i % every]
-        return Blocks(self.used[stays], blocks, [position[g] for g in groups]), self.used[out]
 
 
 def fixed(name: str, images: Sequence[bytes], least: int, together: int) -> Blocks:

@@ -10,21 +10,35 @@ from typing import Protocol
 from torch import Tensor
 
 from fedda import models, refining
+from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.models import Model, refined
 from fedda.refining import Refined
 
 from . import state
-from .appraisal import Appraised
-from .request import Numbers
+from .memory import Site
+from .request import Numbers, Request
 from .teacher import unrelated
 
 logger = logging.getLogger("fedda.site")
 
 
-class Refining(Appraised, Protocol):
+class Refining(Protocol):
     """The members of a method's client that are used here."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def data(self) -> Labelled | Unlabelled: ...
+
+    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
+        """A number of a test over so many images, as it leaves this site."""
+        ...
 
     def adapted(self) -> Model:
         """The predictor under test as a model that can be kept."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn, optim
 
 from fedda import __version__, data, models, plugins, wire
-from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, Inputs
+from fedda.config import FEATURES_HIDE, IMAGES_HIDE, Inputs
 from fedda.data import categories, naming
 from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
@@ -52,10 +52,9 @@ class Site:
             memory or disk: where decoded images are kept), split, gray-bits, skip-broken and
             follow-links (what it says of its files, `data.Reading`), weights (its own file of a
             frozen network's weights), key and peers (files: its node key, and the federation's
-            public ones), features-dir (where its features are kept), hold-out (the share of its
-            images on which a source without tests calibrates, and does not train), teacher (a
-            target's file of a teacher of its own, `clients.site.teacher`), source-only (a target's
-            file of what the last step made of FedAvg's model, where another run trained that) and
+            public ones), features-dir (where its features are kept), teacher (a target's
+            file of a teacher of its own, `clients.site.teacher`), source-only (a target's file of
+            what the last step made of FedAvg's model, where another run trained that) and
             reproducible (true: images are divided into blocks by the site's name, not by chance).
     """
 
@@ -90,9 +89,6 @@ class Site:
         self._described: data.Description | None = None
         self._said: set[str] = set()  # what is odd about the data
         self._blocks: Blocks | None = None
-        self._out = torch.zeros(0, dtype=torch.int64)  # indices of the images that are held out
-        self._hold_out = float(node.get("hold-out", HOLD_OUT))
-        self._apart: dict[tuple[Any, ...], data.Labelled | None] = {}
         self._sets: dict[tuple[Any, ...], Any] = {}
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
@@ -236,18 +232,10 @@ class Site:
         if inputs not in self._sets:
             self._sets = {}  # one shape at a time stays in memory
             images, used = self._load(inputs), self.blocks.used
-            if isinstance(images, data.Labelled):
-                self._apart = {inputs: images.take(self._out) if len(self._out) else None}
             if len(used) < len(images):
                 images = images.take(used)
             self._sets = {inputs: images}
         return self._sets[inputs]
-
-    def held_out(self, task: Task) -> "data.Labelled | None":
-        """A source's images that no training sees, as the run's model takes them; None without."""
-        self.training(task.inputs)
-        apart = self._apart.get(task.inputs)
-        return None if apart is None else _named(self.frozen.outputs("held out", task, apart), task)
 
     @property
     def blocks(self) -> Blocks:
@@ -272,20 +260,8 @@ class Site:
                     f"This site has {len(images)} images, {len(found.used)} of them in whole "
                     f"blocks, but it trains on {least} or more; add images{lower}."
                 )
-            trained = not self._untested
-            if self.role == "source" and not (trained and self.reproducible):
-                about = self._hold_out, self.min_examples, trained
-                found, self._out = found.divided(*about)
             self._blocks = found
         return self._blocks
-
-    @property
-    def _untested(self) -> bool:
-        """Whether this site has too few labelled test images to say how good a model is here."""
-        if self._described is None:
-            self.offer()
-        assert self._described is not None
-        return self._described.test < (1 if self.reproducible else self.min_images)
 
     def _load(self, inputs: Inputs) -> "data.Labelled | data.Unlabelled":
         load = data.load_target if self.role == "target" else data.load_source

@@ -14,7 +14,7 @@ from fedda.exchange import Group, Invitation
 from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
 from fedda.settings import Task
-from fedda.wire import CALIBRATE, Manifest, Packed, Part
+from fedda.wire import Manifest, Packed, Part
 
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
@@ -59,7 +59,7 @@ class Request:
         task: the training that it belongs to.
         round: counted from 1.
         stage: the phase of that round, with its first round and its last.
-        hop: what is asked for; `test` or `calibrate` in an evaluation request.
+        hop: what is asked for; `test` in an evaluation request.
         part: the part that the site plays in it.
         final: whether this is the last round, though the task plans others after it.
         arrays: the received arrays, by name.
@@ -126,12 +126,12 @@ class Request:
 
     @property
     def is_test(self) -> bool:
-        """Whether the model is to be tested, by the target or a source, and not trained."""
-        return self.hop in ("test", "calibrate")
+        """Whether the target is to test the model, and nobody trains it."""
+        return self.hop == "test"
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the last round; its test also says what the model is worth."""
+        """Whether this is the last round; its test also has the last step."""
         return self.final or self.round == self.task.rounds
 
     @cached_property
@@ -145,9 +145,6 @@ class Request:
         part = phase.part(self.hop, self.part)
         if self.hop == "test" and self.part == "target":
             part = phase.test
-        labelled = self.part in ("source", "collaborator")
-        if self.hop == "calibrate" and labelled and self.is_last and self.task.about.calibrates:
-            part = CALIBRATE
         if part is None:
             method = self.task.method
             raise WireError(

@@ -21,25 +21,17 @@ DIGITS = 0.0  # no step: a server's weights decide how large the number is
 WHOLE = 1.0  # a whole number
 EXACT = math.inf  # the number follows from the settings, and from no image
 STEP = {
-    **dict.fromkeys(("infomax", "loss", "kept", "bnm", "snd", "ami", "largest"), 0.01),
-    **dict.fromkeys(("ece", "confidence", "above", "threshold"), 0.01),
+    **dict.fromkeys(("infomax", "loss", "kept"), 0.01),
     **dict.fromkeys(("changed", "agreed", "alike", "moved"), 0.01),
     **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
     **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
     **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
     **dict.fromkeys(("discriminator-loss", "discriminator-accuracy"), 0.001),
     **dict.fromkeys(("gain", "median", "mmd", "theta"), DIGITS),
-    **dict.fromkeys(("steps", "tested", "held", "predicted", "refused"), WHOLE),
+    **dict.fromkeys(("steps", "tested", "predicted", "refused"), WHOLE),
     "epsilon": EXACT,
 }  # by name, without the site after a slash, or by the name's part before a dash
-SHARES = {
-    "above",
-    "largest",
-    "kept",
-    "changed",
-    "agreed",
-    "alike",
-}  # of images, so that a share is a count
+SHARES = {"kept", "changed", "agreed", "alike"}  # of images, so that a share is a count
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 LOSS_MOST = 10.0  # nats

@@ -2,7 +2,7 @@
 
     python examples/benchmarks/alignments.py --data DATA --set googlenet --set surf
 
-DATA holds the sets of vectors of choose.py. No federation could pool its sources: this says what an
+DATA holds the sets of vectors of sets.py. No federation could pool its sources: this says what an
 alignment is worth before anybody builds it into one. All vectors are scaled by their own site
 (`input.window=own`), which aligns means and deviations already; a head weighs its sources equally
 and has a regularisation of .01. Covariances are shrunk as Ledoit and Wolf estimate, or by a fixed
@@ -28,8 +28,8 @@ from pathlib import Path
 import accuracy
 import numpy as np
 import torch
-from choose import VECTORS
 from ot.gaussian import bures_wasserstein_mapping
+from sets import VECTORS
 from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor

@@ -23,16 +23,9 @@ The last line is one JSON object:
     gain_points          accuracy minus FedAvg's, mean over the tasks, by method
     refined_gain_points  the same for what the target's last step makes of the method's model
     refined_worst_points  its least gain over the tasks
-    refined_regret_points  accuracy of the best refined model in hindsight minus that of the chosen
-                         method's; and of always one method's in refined_regret_always_points
-    chosen_gain_points   the same for what the rule of `fedda choose` takes among all these methods
-    regret_points        accuracy of a task's best method in hindsight minus the chosen one's
-    regret_always_points the same for always taking one method, by method
-    correlation          rank correlation of each validator with the accuracy, mean over the tasks
-    estimate_error_points  mean absolute difference of estimated and true accuracy, by rule: the one
-                         in use (`doc without changed`), DoC itself, and the mean of the three
-                         estimates; of trainings that took a last step
-    estimate_bias_points  likewise, how much too high the estimates are on average
+    refined_regret_always_points  accuracy of the best refined model in hindsight minus that of
+                         always one method's
+    regret_always_points the same among the unrefined ones
     seconds              of all trainings
 """
 
@@ -46,19 +39,18 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import choose
 import numpy as np
 import ranks
-import validators
+import sets
 
-from fedda.choose.candidates import obstacle
-from fedda.choose.decision import Candidate, decide
-from fedda.choose.search import Search
-from fedda.comparison import Plan, Score, Variant
+from fedda import plugins
+from fedda.comparison import Cell, Plan, Score, Variant
 from fedda.comparison.statistics import MEAN, by_target, difference
 from fedda.comparison.tables import difference_text, markdown, spread_text
 from fedda.comparison.variants import parse
 from fedda.config import Flat
+from fedda.errors import FeddaError
+from fedda.halves import load
 from fedda.results.read import counted
 
 BASELINE = Variant("fedavg", label="FedAvg")
@@ -88,7 +80,6 @@ QUICK = [
 ]
 SETS = ("surf", "googlenet", "amazon", "photos", "rotated-mnist", "digits")
 STEM = "grand"
-RULE = "doc without changed"  # the one in use, of fedda.maths.estimates
 # What papers report as their gain over source-only in the mean over all targets, in points; FADA's
 # tables 1, 2 and 4, KD3A's tables 6 and 9, and SHOT's own results for its digits and Office table.
 FADA, KD3A = "FADA", "KD3A"
@@ -176,30 +167,6 @@ class Task:
         }
         return {name: own.get(name, own[BASELINE.name]) for name in self.names}
 
-    @cached_property
-    def evidence(self) -> list[Candidate]:
-        """What the trainings say without labels."""
-        return Search(self.plan).evidence(replace(self.plan, seeds=self.seeds))
-
-    @cached_property
-    def estimates(self) -> dict[str, list[dict[str, float]]]:
-        """How far each rule's estimate is above the accuracy, by method and its trainings."""
-        found: dict[str, list[dict[str, float]]] = {}
-        for cell in replace(self.plan, seeds=self.seeds).cells():
-            results = self.plan.results(cell)
-            assert results is not None, "these seeds are finished"
-            (training,) = results["trainings"][cell.variant.method]
-            true = training["final_accuracy"]
-            if training["estimate"] and training["refined"] and true is not None:
-                off = {rule: value - true for rule, value in rules(training).items()}
-                found.setdefault(cell.variant.name, []).append(off)
-        return found
-
-    @cached_property
-    def chosen(self) -> str:
-        """The name of what the rule of `fedda choose` takes."""
-        return decide(self.evidence).chosen.name
-
     def gain(self, name: str) -> float:
         """Accuracy of a method minus FedAvg's."""
         return self.truth[name] - self.truth[BASELINE.name]
@@ -225,7 +192,7 @@ def tasks(args: argparse.Namespace) -> list[Task]:
     variants += QUICK * args.quick
     found = []
     for name in args.set or SETS:
-        whole = choose.plan(args, name)
+        whole = sets.plan(args, name)
         for target in whole.targets:
             one = replace(whole, targets=[target])
             why = {v.name: obstacle(v.method, one) for v in variants}
@@ -235,14 +202,16 @@ def tasks(args: argparse.Namespace) -> list[Task]:
     return found
 
 
-def rules(training: Mapping[str, Any]) -> dict[str, float]:
-    """A training's accuracy by each rule to estimate it."""
-    parts, changed = training["estimate"]["parts"], training["refined"]["changed"]
-    return {
-        RULE: max(parts["doc"] - changed, 0.0),
-        "doc": parts["doc"],
-        "mean of three": statistics.fmean(parts.values()),
-    }
+def obstacle(name: str, plan: Plan) -> str:
+    """Why a method does not fit data and network; empty if it does."""
+    cell = Cell(Variant(name), plan.targets[0], plan.seeds[0])
+    if plugins.method(name).batchnorm and plan.config(cell).model.norm != "batch":
+        return "the network has no BatchNorm layer"
+    try:
+        load("server", "simulation").rehearse(plan.config(cell), plan.sites(cell))
+    except FeddaError as error:
+        return str(error)
+    return ""
 
 
 def gains(every: Sequence[Task], name: str) -> list[float]:
@@ -262,8 +231,6 @@ def figures(every: Sequence[Task]) -> dict[str, Any]:
     scores = np.array([[t.truth[n] for n in names] for t in every])
     mean_ranks = ranks.ranks(scores).mean(axis=0)
     scored = [s for t in every for scores in t.scores.values() for s in scores]
-    over = [each for t in every for trainings in t.estimates.values() for each in trainings]
-    by_rule = {rule: [each[rule] for each in over] for rule in (over[0] if over else ())}
     points = {n: 100 * statistics.fmean(gains(every, n)) for n in names}
     after = {n: [100 * t.gain_refined(n) for t in every] for n in names}
     return {
@@ -275,55 +242,38 @@ def figures(every: Sequence[Task]) -> dict[str, Any]:
         "gain_points": {n: round(p, 2) for n, p in points.items()},
         "refined_gain_points": {n: round(statistics.fmean(g), 2) for n, g in after.items()},
         "refined_worst_points": {n: round(min(g), 2) for n, g in after.items()},
-        "refined_regret_points": validators.mean([t.regret_refined(t.chosen) for t in every]),
         "refined_regret_always_points": {
             n: round(statistics.fmean(t.regret_refined(n) for t in every), 2) for n in names
         },
-        "chosen_gain_points": validators.mean([t.gain(t.chosen) for t in every], 100),
-        "regret_points": validators.mean([t.regret(t.chosen) for t in every]),
         "regret_always_points": {
             n: round(statistics.fmean(t.regret(n) for t in every), 2) for n in names
         },
-        "correlation": choose.correlations(
-            [(c, t.truth[c.variant.name]) for c in t.evidence] for t in every
-        ),
-        "estimate_error_points": {
-            rule: validators.mean([abs(v) for v in values], 100) for rule, values in by_rule.items()
-        },
-        "estimate_bias_points": {r: validators.mean(v, 100) for r, v in by_rule.items()},
         "seconds": round(sum(s.seconds for s in scored)),
     }
 
 
 def summary(every: Sequence[Task], found: Mapping[str, Any]) -> list[str]:
-    """One row per method, the best mean rank first; the last one is the choice without labels."""
+    """One row per method, the best mean rank first."""
     heads = ["", "mean rank", "best at", "gain over FedAvg", "worst gain"]
     heads += ["refined: gain", "worst gain", "mean regret"]
-    heads += ["estimate - accuracy", "MB", "seconds"]
+    heads += ["MB", "seconds"]
     rows = []
     for name in sorted(found["mean_rank"], key=lambda n: found["mean_rank"][n]):
         scores = [s for t in every for s in t.scores.get(name, ())]
-        over = [each[RULE] for t in every for each in t.estimates.get(name, ())]
         best = sum(t.truth[name] == max(t.truth.values()) for t in every)
         row = [name, f"{found['mean_rank'][name]:.1f}", str(best), interval(gains(every, name))]
         row += [f"{100 * min(gains(every, name)):+.1f}"]
         row += [interval([t.gain_refined(name) for t in every])]
         row += [f"{found['refined_worst_points'][name]:+.1f}"]
         row += [f"{found['refined_regret_always_points'][name]:.1f}"]
-        row += [f"{100 * statistics.fmean(over):+.1f}" if over else "–"]
         row += [f"{statistics.fmean(s.bytes for s in scores) / 1e6:.1f}" if scores else "–"]
         row += [f"{statistics.fmean(s.seconds for s in scores):.1f}" if scores else "–"]
         rows.append(row)
-    taken = [t.gain(t.chosen) for t in every]
-    after = [t.gain_refined(t.chosen) for t in every]
-    ends = [interval(taken), f"{100 * min(taken):+.1f}"]
-    ends += [interval(after), f"{100 * min(after):+.1f}", f"{found['refined_regret_points']:.1f}"]
-    rows.append(["*chosen without labels*", "", "", *ends, "", "", ""])
     return markdown(heads, rows)
 
 
 def of_set(every: Sequence[Task]) -> list[str]:
-    """Accuracy by method and target of one set, and what is chosen without labels."""
+    """Accuracy by method and target of one set."""
     scores = [s for t in every for each in t.scores.values() for s in each]
     table = by_target(scores, targets=[t.plan.targets[0] for t in every])
     heads = ["", *(t.plan.targets[0] for t in every)]
@@ -331,8 +281,6 @@ def of_set(every: Sequence[Task]) -> list[str]:
         [name, *(spread_text(row[h]) if h in row else "–" for h in heads[1:])]
         for name, row in table.items()
     ]
-    taken = [f"{t.chosen}, {100 * t.truth[t.chosen]:.1f}" for t in every]
-    rows.append(["*chosen without labels*", *taken])
     return markdown(heads, rows)
 
 
@@ -342,7 +290,7 @@ def beside_papers(every: Sequence[Task]) -> list[str]:
     The interval is over the seeds, of the mean over the targets that the method fits.
     """
     rows = []
-    for name, gain, source in PAPERS.get(every[0].plan.out.name.removesuffix(choose.FULL), []):
+    for name, gain, source in PAPERS.get(every[0].plan.out.name.removesuffix(sets.FULL), []):
         own = [t for t in every if name in t.scores]
         if not own:
             continue
@@ -356,14 +304,6 @@ def beside_papers(every: Sequence[Task]) -> list[str]:
     return markdown(["", "gain here", "in the paper", "of", "inside"], rows) if rows else []
 
 
-def of_validators(found: Mapping[str, Any]) -> list[str]:
-    rows = [
-        [kind, "–" if value is None else f"{value:.2f}"]
-        for kind, value in found["correlation"].items()
-    ]
-    return markdown(["", "rank correlation with accuracy"], rows)
-
-
 def report(every: Sequence[Task], found: Mapping[str, Any], command: str, picture: str) -> str:
     """The whole text."""
     lines = [f"## {STEM}", "", f"    {command}", ""]
@@ -373,7 +313,6 @@ def report(every: Sequence[Task], found: Mapping[str, Any], command: str, pictur
         "",
     ]
     lines += [*summary(every, found), "", f"![Mean ranks and critical difference]({picture})", ""]
-    lines += [*of_validators(found), ""]
     sets = dict.fromkeys(t.plan.out.name for t in every)
     for name in sets:
         own = [t for t in every if t.plan.out.name == name]
@@ -404,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    choose.add_options(parser, SETS, Path("runs/grand"))
+    sets.add_options(parser, SETS, Path("runs/grand"))
     names = [*dict.fromkeys(v.method for v in VARIANTS)]
     parser.add_argument("--method", choices=names, action="append", help="default: all")
     text = "FedAvg and centring also in two rounds of ten epochs each"

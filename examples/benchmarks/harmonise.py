@@ -36,8 +36,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import accuracy
-import choose
 import numpy as np
+import sets
 from sklearn import metrics
 
 from fedda import data, models
@@ -149,7 +149,7 @@ def prepared(place: Path, way: str) -> Path:
 
 def plans(args: argparse.Namespace) -> dict[str, Plan]:
     """The trainings of each way."""
-    whole, found = choose.plan(args, SET), {}
+    whole, found = sets.plan(args, SET), {}
     sites = values(whole.data)
     windows = {NONE: "", OWN: "own", COMBAT: "", "pooled": window(np.concatenate(sites))}
     windows |= {"one": window(sites[0]), CODED: window(np.concatenate(sites), [*KINDS])}
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, help="also write what is found here")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--target", action="append", help="default: all hospitals")
-    parser.set_defaults(rounds=0, images=0)  # of choose.py: the set's own
+    parser.set_defaults(rounds=0, images=0)  # of sets.py: the set's own
     args = parser.parse_args(arguments)
 
     found: dict[str, dict[str, Table]] = {name: {} for name in MEASURES}
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.results.mkdir(parents=True, exist_ok=True)
         (args.results / "harmonise.md").write_text(text.rstrip() + "\n")
     print(text)
-    print(json.dumps(drawn(values(choose.plan(args, SET).data))))
+    print(json.dumps(drawn(values(sets.plan(args, SET).data))))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,6 @@ The last line is one JSON object, in points of accuracy over FedAvg's:
     subsets           likewise [mean, worst, below_minus_1], by subset
     unseen            mean gain on test images that no step has seen, where a set has them
     milliseconds      of one step, median
-    estimate          of FedAvg and KD3A without labels: `error`, the mean distance to the accuracy;
-                      `covered`, share of the accuracies inside the intervals, where each set is
-                      left out once and the others say how many logits lower the lower end must be;
-                      `without` such an offset; `offset` of all sets, rounded up `estimates.OVER`;
-                      `width`; None with one set alone
 """
 
 import argparse
@@ -34,8 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import choose
-import numpy as np
+import sets
 import torch
 from torch import Tensor
 
@@ -44,7 +38,6 @@ from fedda.comparison import Plan, Variant
 from fedda.comparison.tables import markdown
 from fedda.data import Labelled
 from fedda.errors import RefineError
-from fedda.maths.estimates import logit, wider
 from fedda.maths.refine import Shares, Strength
 from fedda.models import Model
 from fedda.train import generator
@@ -54,7 +47,6 @@ FEDAVG, KD3A = Variant("fedavg"), Variant("kd3a")
 BEFORE = ("FedAvg", "AdaBN", "KD3A", "mean of FedAvg and AdaBN")
 AFTER = ("FedAvg refined", "FedAvg refined, strong", "FedAvg refined, even shares", "KD3A refined")
 STEM = "refine"
-WANTED = 0.95  # share of accuracies above the lower end, where the offset is fitted
 Gains = dict[str, float]
 
 
@@ -132,54 +124,6 @@ def measure(plan: Plan, target: str, seed: int) -> tuple[dict[str, Gains], Gains
     return found, unseen, seconds
 
 
-def estimated(sets: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
-    """How good estimates without labels are, from the trainings of each set."""
-    known = {
-        name: [t for t in each if t.get("estimate") and t["final_accuracy"] is not None]
-        for name, each in sets.items()
-    }
-    if len(known) < 2 or not all(known.values()):
-        return None
-    left_out = []
-    for name, own in known.items():
-        by = offset([each for other, each in known.items() if other != name])
-        left_out.append(inside(own, by))
-    every = [t for each in known.values() for t in each]
-    return {
-        "error": round(
-            100
-            * float(np.mean([abs(t["estimate"]["accuracy"] - t["final_accuracy"]) for t in every])),
-            1,
-        ),
-        "covered": round(float(np.mean([c for c, _ in left_out])), 2),
-        "without": round(float(np.mean([inside(each, 0.0)[0] for each in known.values()])), 2),
-        "offset": round(offset([*known.values()]), 2),
-        "width": round(float(np.mean([w for _, w in left_out])), 2),
-    }
-
-
-def offset(sets: Sequence[Sequence[Mapping[str, Any]]]) -> float:
-    """By how many logits lower ends must move so that WANTED of all accuracies are above them."""
-    over = [[logit(_lowest(t)) - logit(t["final_accuracy"]) for t in each] for each in sets]
-    values = np.concatenate(over)
-    weights = np.concatenate([np.full(len(each), 1 / len(each)) for each in over])
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return max(float(values[order][np.searchsorted(reached, WANTED)]), 0.0)
-
-
-def inside(each: Sequence[Mapping[str, Any]], by: float) -> tuple[float, float]:
-    """How many accuracies are inside intervals with this offset, and how wide these are."""
-    ends = [(wider(_lowest(t), by), t["estimate"]["high"], t["final_accuracy"]) for t in each]
-    covered = [low <= true <= high for low, high, true in ends]
-    return float(np.mean(covered)), float(np.mean([high - low for low, high, _ in ends]))
-
-
-def _lowest(training: Mapping[str, Any]) -> float:
-    """The interval's lower end before it was moved."""
-    return wider(training["estimate"]["low"], -training["estimate"].get("over", 0.0))
-
-
 def summary(values: Sequence[float]) -> list[float]:
     """Mean, worst, and how many lose more than a point."""
     return [
@@ -193,24 +137,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    choose.add_options(parser, SETS, Path("runs/refine"))
+    sets.add_options(parser, SETS, Path("runs/refine"))
     args = parser.parse_args(arguments)
     rows: list[tuple[str, dict[str, Any], Gains, float]] = []
-    finished: dict[str, list[Mapping[str, Any]]] = {}
     for name in args.set or SETS:
-        plan = replace(choose.plan(args, name), variants=[FEDAVG, KD3A])
+        plan = replace(sets.plan(args, name), variants=[FEDAVG, KD3A])
         for cell, error in plan.run(args.jobs, accuracy.note).items():
             print(f"{name}, {cell.name} failed: {error}", flush=True)
-        for cell in plan.cells():
-            results = plan.results(cell)
-            done = results["trainings"][cell.variant.method] if results else []
-            finished.setdefault(name, []).extend(done)
         for seed in plan.seeds:
             for target in plan.targets:
                 rows.append((name, *measure(plan, target, seed)))
     names = [*BEFORE[1:], *AFTER]
     every = {n: [found["all images"][n] for _, found, _, _ in rows] for n in names}
-    sets = {
+    by_name = {
         s: {n: summary([f["all images"][n] for t, f, _, _ in rows if t == s])[:2] for n in names}
         for s in dict.fromkeys(t for t, *_ in rows)
     }
@@ -225,11 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "mean_gain": {n: summary(v)[0] for n, v in every.items()},
         "worst_gain": {n: summary(v)[1] for n, v in every.items()},
         "below_minus_1": {n: summary(v)[2] for n, v in every.items()},
-        "sets": sets,
+        "sets": by_name,
         "subsets": by_subset,
         "unseen": {n: summary(v)[0] for n, v in new.items() if v},
         "milliseconds": round(1000 * statistics.median(s for *_, s in rows)),
-        "estimate": estimated(finished),
     }
     command = "python examples/benchmarks/refine.py --data DATA"
     command += accuracy.typed(parser, args, "set", "target", "rounds", "images", "seeds")
@@ -267,14 +205,6 @@ def report(found: Mapping[str, Any], rows: Sequence[Any], command: str) -> list[
     if found["unseen"]:
         said = ", ".join(f"{n} {v:+.1f}" for n, v in found["unseen"].items())
         lines += [f"On test images that no step has seen: {said}.", ""]
-    if found["estimate"]:
-        e = found["estimate"]
-        lines += [
-            f"The estimate of accuracy without labels is off by {e['error']} points on average. "
-            f"{e['covered']:.0%} of the accuracies are inside its interval, each set left out "
-            f"once; without the offset of {e['offset']} logits {e['without']:.0%}.",
-            "",
-        ]
     return [*lines, f"A step takes {found['milliseconds']} ms (median)."]
 
 

@@ -8,7 +8,7 @@ uneven as they came. Every method has the set's preset and its own defaults, KD3
 once with even shares and once with estimated ones, and KD3A also where its teachers agree (`auto`).
 Trainings are kept in --out, so the same command goes on where it was stopped. Beside them FedAvg's
 model gives estimates of the target's shares without labels (label_shift.py), which are compared
-with the true ones; and FedAvg's estimated accuracy is made anew with its answers corrected by each.
+with the true ones.
 
 The last line is one JSON object, by set:
 
@@ -20,8 +20,6 @@ The last line is one JSON object, by set:
     distance     of each estimate from the true shares, in points of total variation: mean, largest
     correction   points of accuracy that FedAvg's answers gain if they are corrected to an estimate:
                  mean, least; `true` with the true shares
-    estimate     points that FedAvg's estimated accuracy is off, if the target corrects how sure it
-                 is of the answers given: mean absolute error, and mean error; by `sources'` as told
 """
 
 import argparse
@@ -34,9 +32,9 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import choose
 import label_shift
 import numpy as np
+import sets
 import torch
 from torch import Tensor
 
@@ -45,7 +43,7 @@ from fedda.comparison import Cell, Plan, Variant
 from fedda.comparison.plan import BENCHMARK
 from fedda.comparison.tables import markdown
 from fedda.data import Labelled
-from fedda.maths import class_shares, estimates
+from fedda.maths import class_shares
 from fedda.models import Model, refined
 from fedda.results.read import refined_file
 from fedda.train import generator
@@ -82,7 +80,6 @@ class Measured:
         doubted: whether a method's training has a doubt.
         distance: of each estimate of the shares from the true ones.
         correction: what FedAvg's answers gain by each estimate.
-        estimate: estimated minus true accuracy of FedAvg, corrected by each estimate.
     """
 
     right: Points
@@ -90,7 +87,6 @@ class Measured:
     doubted: Mapping[str, bool]
     distance: Points
     correction: Points
-    estimate: Points
 
 
 def rare(y: np.ndarray, classes: int, name: str) -> np.ndarray:
@@ -119,7 +115,7 @@ def thin(source: Path, made: Path, name: str) -> None:
 
 def plans(args: argparse.Namespace, name: str) -> Iterator[tuple[str, Plan]]:
     """The trainings of each target and seed of one set, with the target's name."""
-    whole = choose.plan(args, name)
+    whole = sets.plan(args, name)
     chosen = {FEDAVG.method, *(args.method or (v.method for v in VARIANTS))}
     variants = [v for v in VARIANTS if v.method in chosen]
     for seed in args.seeds:
@@ -188,7 +184,6 @@ def measure(plan: Plan, target: str) -> Measured:
     here = models.predict(fedavg, refining.inputs(fedavg, known.x)).double()
     found, prior = guesses(fedavg, here, known.y, sites)
     true = found["true"]
-    (training,) = (plan.results(first) or {})["trainings"][first.variant.method]
     after = {n: class_shares.corrected(here, q.clamp_min(1e-3), prior) for n, q in found.items()}
     return Measured(
         {name: right(q, tests.y) for name, q in p.items()},
@@ -196,33 +191,7 @@ def measure(plan: Plan, target: str) -> Measured:
         doubted,
         {n: 100 * label_shift.distance(q, true) for n, q in found.items() if n != "true"},
         {n: right(q, known.y) - right(here, known.y) for n, q in after.items()},
-        {
-            n: 100 * estimated(training["estimate"], here, q) - right(here, known.y)
-            for n, q in after.items()
-        },
     )
-
-
-def estimated(told: Mapping[str, Any], p: Tensor, q: Tensor) -> float:
-    """A training's estimate of its accuracy, had the target been as sure of its answers as q says.
-
-    Args:
-        told: the estimate in its results, with what each source said.
-        p: (N, C) the model's answers.
-        q: (N, C) the same, corrected; p gives the estimate as it was told.
-    """
-    here = estimates.scores(q)
-    sites = [
-        estimates.Calibration(
-            said["tested"],
-            said["accuracy"],
-            said["confidence"],
-            {f"atc-{k}": estimates.above(s, said[f"threshold-{k}"]) for k, s in here.items()},
-        )
-        for said in told["sources"].values()
-    ]
-    sure = float(q.gather(1, p.argmax(dim=1, keepdim=True)).mean())
-    return estimates.estimate(sites, sure, len(p), told["changed"]).accuracy
 
 
 def guesses(
@@ -267,10 +236,6 @@ def spread(values: Sequence[float], worst: Any = min) -> list[float]:
     return [round(statistics.fmean(values), 1), round(worst(values), 1)]
 
 
-def errors(values: Sequence[float]) -> list[float]:
-    return [round(statistics.fmean(map(abs, values)), 1), round(statistics.fmean(values), 1)]
-
-
 def figures(every: Sequence[Measured]) -> dict[str, Any]:
     """All that the last line says of one set."""
     base = FEDAVG.name
@@ -288,7 +253,6 @@ def figures(every: Sequence[Measured]) -> dict[str, Any]:
         "losses": {n: [sum(g < -LOSS for g in v), silent[n]] for n, v in gain.items()},
         "distance": {n: spread([m.distance[n] for m in every], max) for n in every[0].distance},
         "correction": {n: spread([m.correction[n] for m in every]) for n in every[0].correction},
-        "estimate": {n: errors([m.estimate[n] for m in every]) for n in every[0].estimate},
     }
 
 
@@ -320,8 +284,7 @@ def report(found: Mapping[str, Any], base: Mapping[str, float], command: str) ->
     lines += [
         "Estimates of the target's shares by FedAvg's model: points of total variation from the "
         "true ones, mean / largest; and points of accuracy that correcting FedAvg's answers by "
-        "them gains, mean / least; and points that its estimated accuracy is off if they correct "
-        "how sure it is of its answers, mean absolute error (mean error).",
+        "them gains, mean / least.",
         "",
     ]
     rows = []
@@ -330,8 +293,7 @@ def report(found: Mapping[str, Any], base: Mapping[str, float], command: str) ->
         for f in found.values():
             off = f["distance"].get(n)
             said = "0" if off is None else f"{off[0]:.1f} / {off[1]:.1f}"
-            wrong = "{:.1f} ({:+.1f})".format(*f["estimate"][n])
-            row.append(f"{said}; {cell(f['correction'][n])}; {wrong}")
+            row.append(f"{said}; {cell(f['correction'][n])}")
         rows.append(row)
     return [*lines, *markdown(["", *found], rows)]
 
@@ -340,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    choose.add_options(parser, SETS, Path("runs/shares"))
+    sets.add_options(parser, SETS, Path("runs/shares"))
     parser.add_argument("--method", action="append", help="default: all; FedAvg is always there")
     args = parser.parse_args(arguments)
     found: dict[str, Any] = {}

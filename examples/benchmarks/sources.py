@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import choose
+import sets
 from adversarial import DRAW, TESTS, Part
 
 from fedda.comparison import Score, Variant
@@ -108,7 +108,7 @@ def main() -> None:
 
     load, place, every = os.getloadavg()[0], turned(args.out, args.images), angles()
     chosen = [v for v in VARIANTS if not args.method or (v.label or v.method) in args.method]
-    settings = {**choose.PENS, "rounds": args.rounds}
+    settings = {**sets.PENS, "rounds": args.rounds}
     figures: dict[str, dict[str, dict[str, float]]] = {}
     for count in args.sources:
         sources = [name(a) for a in every[1 : count + 1]]

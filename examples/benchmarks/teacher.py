@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import Any
 
 import accuracy
-import choose
 import numpy as np
+import sets
 import torch
 from sklearn.linear_model import LogisticRegression
 
@@ -170,7 +170,7 @@ def train(plan: Plan, method: str, target: str, seed: int, teacher: Path | None)
 
 def measure(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Train what is missing of a set -> its figures."""
-    plan = choose.plan(args, name)
+    plan = sets.plan(args, name)
     places = data.domains(plan.data)
     alone: dict[str, dict[str, float]] = {}
     found: dict[tuple[str, str, str], dict[str, list[float]]] = {}

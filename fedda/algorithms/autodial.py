@@ -187,6 +187,5 @@ METHOD = Method(
     PRESETS,
     extend=extend,
     extension=lambda options: {},
-    sharpens=True,
     batchnorm=True,
 )

@@ -67,5 +67,4 @@ METHOD = Method(
     PRESETS,
     stays=lambda options: True,
     extend=shot.extend,
-    sharpens=True,
 )

@@ -76,9 +76,6 @@ ALIGNED = frozenset({"steps", "seconds", "mmd", "clipped"})
 
 SOURCE = Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True, needed="mean")
 
-# Long et al., DAN, ICML 2015, look at weights from .1 to 2.
-SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.1, 0.4, 1.0)}
-
 METHOD = Method(
     "fdan",
     "f-DAN",
@@ -110,5 +107,4 @@ METHOD = Method(
         ),
     ),
     PRESETS,
-    search=SEARCH,
 )

@@ -86,13 +86,10 @@ ALIGN = Phase(
     layouts=layouts,
 )
 
-# Ganin et al., section 5.1, choose the domain loss's weight between .01 and 1.
-SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.01, 0.1, 1.0)}
-
 
 def reverses(options: Config) -> discriminators.Loss:
     """DI's loss, whichever of its two forms the encoders meet."""
     return "grl"
 
 
-METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, search=SEARCH, loss=reverses)
+METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, loss=reverses)

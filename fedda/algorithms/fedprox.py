@@ -14,7 +14,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
 from fedda.methods import Method
 
 
@@ -35,13 +34,9 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor], mu: float) 
     return mu / 2 * torch.stack(terms).sum()
 
 
-# The values among which Li et al. choose mu.
-SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.001, 0.01, 0.1, 1.0)}
-
 METHOD = Method(
     "fedprox",
     "FedProx (source-only)",
     Config,
     fedavg.METHOD.phases,
-    search=SEARCH,
 )

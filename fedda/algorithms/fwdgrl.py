@@ -43,15 +43,11 @@ PRESETS: dict[str, dict[str, Scalar]] = {
     }
 }
 
-# Ours: the paper's weight, and the default.
-SEARCH: dict[str, tuple[Scalar, ...]] = {"reversal.strength": (0.1, 1.0)}
-
 METHOD = Method(
     "fwdgrl",
     "f-WDGRL",
     Config,
     (fdann.ALIGN,),
     PRESETS,
-    search=SEARCH,
     loss=lambda options: "wassda",
 )

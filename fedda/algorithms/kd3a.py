@@ -443,13 +443,6 @@ TRAIN: Hop = {"source": replace(fedavg.AVERAGED["source"], needed="relay")}
 # With `batchnorm=loss`: the target trains the mean model by eq. 12.
 MATCH: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
 
-# Table 5's lower gates and its mixup for vectors; the focus of the paper and of the code.
-SEARCH: dict[str, tuple[Scalar, ...]] = {
-    "gate.low": (0.8, 0.9),
-    "focus-by-examples": (True, False),
-    "mixup": (0.0, 0.2),
-}
-
 METHOD = Method(
     "kd3a",
     "KD3A",
@@ -475,6 +468,5 @@ METHOD = Method(
         ),
     ),
     PRESETS,
-    search=SEARCH,
     vote=numbers_of_vote,
 )

@@ -86,9 +86,4 @@ SOURCE = Part(SENT, Rule(MODEL, fdann.NUMBERS), GROUPS, labels=True, needed="mea
 TARGET = Part(Rule(MODEL, STEPS | {"weight/*"}, PAIRS), Rule(MODEL, OWN, PAIRS), GROUPS)
 ALIGN = Phase("align", {"align": {"source": SOURCE, "target": TARGET}}, layouts=fdann.layouts)
 
-# The code's mu and up to f-DANN's weight; both forms of the maximum.
-SEARCH: dict[str, tuple[Scalar, ...]] = {"mu": (0.01, 0.1, 1.0), "max": ("soft", "hard")}
-
-METHOD = Method(
-    "mdan", "MDAN", Config, (ALIGN,), PRESETS, search=SEARCH, sources=2, loss=fdann.reverses
-)
+METHOD = Method("mdan", "MDAN", Config, (ALIGN,), PRESETS, loss=fdann.reverses)

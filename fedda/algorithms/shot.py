@@ -31,7 +31,7 @@ from fedda.config import Scalar, Section, Shares
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import ABOVE, MODEL, TEST, Kind, Part, Rule
+from fedda.wire import MODEL, TEST, Kind, Part, Rule
 
 Centroids = Literal["official", "paper"]
 DOUBT = 0.1  # of a teacher that a target brings
@@ -164,7 +164,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
-TOLD = TEST.leaves.numbers - ABOVE  # no source calibrates
+TOLD = TEST.leaves.numbers
 TRAINED = frozenset({"loss", "steps", "seconds", "alike", "refused/*"})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
@@ -214,5 +214,4 @@ METHOD = Method(
     PRESETS,
     stays=lambda options: True,
     extend=extend,
-    sharpens=True,
 )

@@ -4,7 +4,7 @@
     right   how many of them a model gives the class that somebody gave them
     look    a count of the times that the labels were used so far: 1, 2, ..
 
-Fifty random labels say more of an accuracy than any estimate without them. The interval is exact
+Fifty random labels say more of an accuracy than anything without them. The interval is exact
 for n labels (Clopper and Pearson, Biometrika 1934). Who labels some, looks, and labels more, takes
 the best of several chances: the j-th look has an error of ERROR / (j (j + 1)), so that all looks
 together have ERROR at most.
@@ -16,11 +16,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scipy.stats import beta, binomtest
 
 from fedda.errors import DataError
 from fedda.train import generator
+
+if TYPE_CHECKING:
+    from fedda.data import Reading
 
 ERROR = 0.05
 ABOUT, LABELS = "about.json", "labels.csv"
@@ -218,3 +222,22 @@ def answered(rows: Sequence[Mapping[str, str]], n: int, classes: Sequence[str]) 
             f"{LABELS} has no label in its first row; fill in the column `label`, from the top."
         )
     return found
+
+
+def right(path: Path, target: Path, labels: Labels, reading: "Reading") -> list[bool]:
+    """Which labelled images a model gives the class that somebody gave them.
+
+    Args:
+        path: the model's file.
+        target: the target's data.
+        labels: of some of its images.
+        reading: how its files are read.
+    """
+    from fedda import models  # torch takes seconds to import
+    from fedda.data import load_target
+
+    network, meta = models.load(path)
+    y, drawn = labels.classes(meta.classes), labels.drawn
+    x = load_target(target, **reading.form(meta.inputs)).x
+    answers = models.predict(network, x[list(drawn.images[: len(y)])]).argmax(dim=1).tolist()
+    return [a == b for a, b in zip(answers, y, strict=True)]

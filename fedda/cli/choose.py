@@ -1,230 +1,194 @@
-"""`fedda choose`: take a method and its settings for a target that has no labels."""
+"""`fedda choose`: take a method for a target by a few labels of its images."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.cli.its_files import OPTIONS, reads_files
-from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
+from fedda.cli.its_files import reads_files
+from fedda.cli.launch import apart, on_terminate
 from fedda.halves import REFERENCE
-from fedda.library.beginning import Launch
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
     from fedda.choose.labelled import Labels
-    from fedda.comparison import Cell, Plan
+    from fedda.comparison import Plan, Variant
     from fedda.data import Reading
 
-# Of simulated sites.
-LOCAL = ("jobs", "threads", "labels", *OPTIONS)
+USUAL = "adabn,kd3a"
 STEM = "choice"  # of the files that are written
 
 
 @reads_files
 def choose(
-    context: typer.Context,
+    data: Annotated[Path, typer.Option("--data", "--simulate", metavar="ROOT")],
     target: Annotated[str, typer.Option(metavar="NAME")],
-    data: Annotated[Path | None, typer.Option("--data", "--simulate", metavar="ROOT")] = None,
-    server: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
-    superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
-    ca: Path | None = None,
-    study: Annotated[str, typer.Option(metavar="NAME")] = "",
-    method: Annotated[str, typer.Option(metavar="NAME,...")] = "",
-    seeds: str = "3",
-    settings: Annotated[int, typer.Option(min=0)] = 2,
-    budget: Annotated[float, typer.Option(metavar="MINUTES", min=0)] = 0.0,
-    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
     labels: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    method: Annotated[str, typer.Option(metavar="METHODS")] = USUAL,
+    seeds: str = "1",
+    change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
     preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
     out: Annotated[Path, typer.Option("--out", "--dir", metavar="DIR", file_okay=False)] = Path(
         "choice"
     ),
-    search_seed: Annotated[int, typer.Option(min=0)] = 0,
     jobs: Annotated[int, typer.Option(min=0)] = 0,
     threads: Annotated[int, typer.Option(min=1)] = 1,
     *,
     reading: "Reading",
 ) -> None:
-    """Take a method and its settings for a target without labels, and say how sure that is.
+    """Take a method for a target by a few labels of its images; without labels, say what to take.
 
-      fedda data digits ./digits
-
-      fedda choose --data ./digits --target fonts --rounds 12
-      -c input.size=16 -c input.channels=1
-
-    Candidates are FedAvg, which does not adapt, and several methods, each with its default and a
-    few drawn settings. They train in up to three rungs: all with a quarter of the rounds and one
-    seed, the better half with half of the rounds, the better half of those with all rounds and all
-    seeds. FedAvg is in every rung, and so is the best setting of each method.
-
-    No label of the target's files takes part in the choice. It rests on the estimated accuracy,
-    infomax, BNM, ClassAMI, and the agreement with the mean of all models on the target's images. A
-    candidate that looks worse than FedAvg is out. One that is not clearly better than a simpler one
-    is not taken, so the answer may be FedAvg. Labelled tests of the target, if there are any, are
-    reported apart. A few labels that somebody gives for this say more than all that:
+    Nothing that was measured without labels ranks methods well enough to choose by it. So without
+    --labels this trains nothing, and names the default and how to make labels. With labels it
+    trains FedAvg and METHODS on all domains of ROOT, with the target's last step, and counts how
+    many of the labelled images each refined model has right:
 
       fedda label --target ./digits/fonts --n 50 --out ./labels
 
-      fedda choose --data ./digits --target fonts --labels ./labels ...
+      fedda choose --data ./digits --target fonts --labels ./labels --rounds 12
+      -c input.size=16 -c input.channels=1
 
-    With --data the sites are simulated on this machine, so all domains must lie here, as with
-    fedda compare. For agreement the saved models predict the target's images here, too. With
-    --server the trainings are runs over the sites that have joined, after one round of FedAvg that
-    shows which methods fit; there the target says how far its models agree:
+    FedAvg, refined, is taken unless labels tell a better one from it. DIR holds choice.md,
+    choice.json, and cells/ with one folder per training, as of fedda compare. After an interruption
+    the same command goes on, and methods, seeds and labels can be added.
 
-      fedda choose --server ./hub --target clinic-b --preset photos --budget 120
-
-    DIR holds choice.md, choice.json, and one folder per rung with the trainings. After an
-    interruption the same command goes on. Seeds, methods and minutes can be added in the same DIR.
-
-    Exit code 0 means that all trainings finished and a choice was made; 1 that some failed (they
-    are named, and a choice was made among the others) or that none could be made; 130 that it was
-    interrupted.
+    Exit code 0 means that all trainings finished and a choice was made; 1 that some failed, or
+    that none could be made; 130 that it was interrupted.
 
     Options:
-        target: The domain to adapt to.
         data: Folder with one folder or .npz file per domain; the sites are simulated.
-        server: Instead of --data: the folder that `fedda superlink` was given as --dir. The sites
-            that have joined do the trainings, one after another.
-        superlink: Instead of --data: a SuperLink not started by `fedda superlink`; it must share
-            the folder --out.
-        ca: Certificate authority of that SuperLink.
-        study: With --server: the study that the trainings belong to.
-        method: Methods to try beside FedAvg. Default: adabn if the network has BatchNorm, kd3a,
-            fdann, and mdan if there are several sources.
-        seeds: How many seeds the last rung has, or a list, as in fedda compare.
-        settings: Settings of each method that are drawn, beside its default ones.
-        budget: Minutes of training, on as many cores as --jobs says; what does not fit is not
-            tried, and the report says so. 0: no limit.
+        target: The domain to adapt to.
+        labels: Of the target's images, from `fedda label`.
+        method: Methods to train beside FedAvg, as fedda compare takes them.
+        seeds: How many seeds, or a list, as in fedda compare.
         change: Change a setting for all methods; see `fedda settings`.
-        labels: A few labels of the target's images, from `fedda label`, which then take part in the
-            choice; with --data.
         preset: Settings of a benchmark for all methods.
-        rounds: Rounds of a full training; short for -c rounds=N.
+        rounds: Rounds of a training; short for -c rounds=N.
         out: Folder for all that is written.
-        search_seed: Seed of the drawn settings.
         jobs: Trainings at a time. 0: cores divided by --threads.
         threads: CPU threads of each training.
     """
     on_terminate()
-    from fedda.choose import candidates, search, verdict
-    from fedda.choose.decision import decide
-    from fedda.choose.on_server import LivePlan
-    from fedda.comparison import Variant, options
-    from fedda.errors import ConfigError, RunError
-    from fedda.results.read import counted
-    from fedda.settings import seeds_of
+    from fedda.comparison import options
+    from fedda.errors import RunError
 
     with clear_exit():
-        live = server is not None or bool(superlink)
-        if (data is not None) + (server is not None) + bool(superlink) != 1:
-            raise ConfigError("Give --data ROOT, or --server DIR, or --superlink HOST:PORT.")
-        if live:
-            refuse_local(context, LOCAL)
+        apart(out, "--out", data, "--data")
+        variants, _ = options.variants_of([method], REFERENCE)
+        variants.sort(key=lambda v: v.method != REFERENCE)
         flat = options.shared_of(change or [], preset or [], rounds)
-        flat |= {"run.study": study} if study else {}
-        first = [Variant(REFERENCE)]
-        if data is not None:
-            apart(out, "--out", data, "--data")
-            plan = options.plan_of(
-                data, target, seeds, first, flat, out, "", "process", threads, reading
-            )
-        else:
-            hub, authority = (str(path.absolute()) if path else "" for path in (server, ca))
-            plan = LivePlan(
-                Path(hub or superlink),
-                out.absolute(),
-                first,
-                [name for name in target.split(",") if name],
-                seeds_of(seeds),
-                flat,
-                launch=Launch(server=hub, superlink=superlink, ca=authority),
-                submit=on_server,
-            )
+        plan = options.plan_of(
+            data, target, seeds, variants, flat, out, "", "process", threads, reading
+        )
         if len(plan.targets) != 1:
             raise RunError(f"--target {target} names several domains; a choice is for one.")
-        names = [name for name in method.split(",") if name]
-        why_not = _why_not(plan, names)
-        methods, left_out = candidates.methods_of(names, why_not)
-        variants = candidates.candidates(methods, settings, flat, search_seed)
-        at_a_time = 1 if live else options.jobs_of(jobs, threads, "process")
-        known = None if labels is None else _labels(plan, labels)
-        made = search.Search(replace(plan, variants=variants), at_a_time, budget, known)
-        made.check()
-        for rung in made.rungs:
-            echo(
-                f"rung {rung.number}: FedAvg and {rung.width} more, "
-                f"{counted(rung.rounds, 'round')}, {counted(len(rung.seeds), 'seed')}"
-            )
-        with interruptible(f"stopped; the same command goes on, from {out}"):
-            outcome = made.run(lambda part, cells: _display(part, cells, made.jobs))
-        found = decide(outcome.candidates)
-        shared = _words(preset or [], change or [], rounds)
-        _present(verdict.Choice(made, outcome, found, shared, left_out), out)
-        if known is not None:
-            known.looked()
-    if outcome.failed:
+        words = _words(preset or [], change or [], rounds)
+        if labels is None:
+            _without(plan, words)
+            return
+        known = _labels(plan, labels)
+        failed = _train(plan, options.jobs_of(jobs, threads, "process"))
+        _present(plan, known, words)
+    if failed:
         raise typer.Exit(1)
 
 
+def _without(plan: "Plan", words: Sequence[str]) -> None:
+    """Say what to take without labels, and how to make some."""
+    from fedda.data import domains
+
+    (target,) = plan.targets
+    place = domains(plan.data, plan.reading)[target]
+    label = shlex.join(["fedda", "label", "--target", str(place), "--n", "50", "--out", "./labels"])
+    echo(
+        f"Without labels take FedAvg and AdaBN, refined: {_command(plan, plan.variants[0], words)}"
+    )
+    echo(f"To choose by measuring, label 20 to 50 images ({label}), and give --labels ./labels.")
+
+
 def _labels(plan: "Plan", folder: Path) -> "Labels":
-    """The labels of a target whose data lie here."""
+    """The labels of the target."""
     from fedda.choose.labelled import Labels
     from fedda.data import domains
     from fedda.data.load import identities
 
+    place = domains(plan.data, plan.reading)[plan.targets[0]]
+    return Labels.read(folder, identities(place, "target", plan.reading))
+
+
+def _train(plan: "Plan", jobs: int) -> bool:
+    """Train what is missing -> whether a training failed."""
+    from fedda.comparison.headway import CellsDisplay, title
+
+    plan.check()
+    cells = plan.trainings()
+    done = [cell for cell in cells if plan.results(cell) is not None]
+    rounds = {cell: plan.config(cell).rounds for cell in cells}
+    jobs = max(min(jobs, len(cells) - len(done)), 1)
+    with (
+        interruptible(f"stopped; the same command goes on, from {plan.out}"),
+        CellsDisplay(rounds, done, jobs, None) as display,
+    ):
+        failed = plan.run(jobs, display)
+    for cell, error in failed.items():
+        echo(f"error: {title(cell)}: {error}", err=True)
+    return bool(failed)
+
+
+def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
+    """Judge the finished trainings by the labels, and write and print the choice."""
+    from fedda.choose.labelled import right
+    from fedda.choose.measured import Choice, as_json, as_markdown, most, refined_model
+    from fedda.comparison import Cell
+    from fedda.data import domains
+    from fedda.errors import RunError
+
     (target,) = plan.targets
-    return Labels.read(
-        folder, identities(domains(plan.data, plan.reading)[target], "target", plan.reading)
-    )
-
-
-def _why_not(plan: "Plan", names: Sequence[str]) -> Callable[[str], str]:
-    """What says why a method does not fit the sites; on a server one round is trained for that."""
-    from fedda.choose.candidates import obstacle
-    from fedda.choose.on_server import LivePlan
-
-    if not isinstance(plan, LivePlan):
-        return lambda name: obstacle(name, plan)
-    if names:
-        return lambda name: ""
-    echo("one round of FedAvg, to see the sites and their network")
-    seen = plan.look(lambda *_: None)
-    sites = ", ".join(f"{s['name']} ({s['role']}, {s['examples']})" for s in seen["sites"])
-    echo(f"sites: {sites}")
-    return lambda name: plan.obstacle(name, seen)
-
-
-def _present(choice: Any, out: Path) -> None:
-    """Write and print the choice."""
-    from fedda.choose.verdict import as_json, as_markdown
-
+    place = domains(plan.data, plan.reading)[target]
+    found = {}
+    for variant in plan.variants:
+        cells = [Cell(variant, target, seed) for seed in plan.seeds]
+        if all(plan.results(cell) is not None for cell in cells):
+            files = [refined_model(plan.folder(cell)) for cell in cells]
+            found[variant] = most([right(f, place, known, plan.reading) for f in files])
+    if plan.variants[0] not in found:
+        raise RunError("FedAvg could not be trained, and every method is judged beside it.")
+    commands = {v: _command(plan, v, words) for v in found}
+    choice = Choice(plan, known, found, commands)
     text = as_markdown(choice)
-    written = [out / f"{STEM}.md", out / f"{STEM}.json"]
+    written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.json"]
     written[0].write_text(text)
     written[1].write_text(json.dumps(as_json(choice), indent=1))
+    known.looked()
     echo(f"\n{text}")
     echo(f"its models: {', '.join(map(str, choice.folders))}")
     echo(f"written: {', '.join(map(str, written))}")
 
 
-def _display(plan: "Plan", cells: Sequence["Cell"], jobs: int) -> Any:
-    """The progress of some trainings, which says nothing that labels of the target tell."""
-    from fedda.comparison.headway import CellsDisplay
+def _command(plan: "Plan", variant: "Variant", words: Sequence[str]) -> str:
+    """The `fedda run` that trains a variant."""
+    from fedda import plugins
 
-    done = [cell for cell in cells if plan.results(cell) is not None]
-    rounds = {cell: plan.config(cell).rounds for cell in cells}
-    return CellsDisplay(rounds, done, min(jobs, len(cells)), None)
+    others = tuple(f"{m}." for m in plugins.methods() if m != variant.method)
+    pairs = zip(words[::2], words[1::2], strict=True)
+    shared = [w for flag, v in pairs if not v.startswith(others) for w in (flag, v)]
+    shared += ["--preset", variant.preset] if variant.preset else []
+    own = [w for k, v in variant.settings.items() for w in ("-c", f"{k}={_plain(v)}")]
+    where = plan.where(plan.targets[0])
+    return shlex.join(["fedda", "run", variant.method, *where, *shared, *own])
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _words(presets: Sequence[str], changes: Sequence[str], rounds: int) -> list[str]:
-    """The options of `fedda run` with which all candidates were trained."""
+    """The options of `fedda run` with which all methods are trained."""
     words = [word for name in presets for word in ("--preset", name)]
     words += ["-c", f"rounds={rounds}"] if rounds else []
     return words + [word for pair in changes for word in ("-c", pair)]

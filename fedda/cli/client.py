@@ -16,7 +16,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.cli.helped import HelpedCommand
 from fedda.cli.its_files import names_files, reading_of
-from fedda.config import FEATURES_HIDE, HOLD_OUT, IMAGES_HIDE, is_site_name
+from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.halves import load
 from fedda.ops import certificate, keys, system
@@ -50,7 +50,6 @@ def client(
     poison: Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT")] = 0.0,
     min_images: Annotated[int, typer.Option(min=2)] = IMAGES_HIDE,
     min_examples: Annotated[int, typer.Option(min=1)] = FEATURES_HIDE,
-    hold_out: Annotated[float, typer.Option(min=0, max=0.5, metavar="SHARE")] = HOLD_OUT,
     noise: Annotated[float, typer.Option(min=0)] = 0.0,
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
@@ -116,9 +115,6 @@ def client(
             few examples, their features can be computed (`fedda audit gradients` tries it). The
             server cannot change this; a site with fewer examples cannot take part in methods that
             sum gradients.
-        hold_out: Without labelled tests of its own, a source keeps this share of its images out of
-            every training, to say how good a model is; if it has 5 blocks (--min-images) or more,
-            and --min-examples without it. 0: none.
         noise: Least Gaussian noise to add to each gradient before it is sent, in multiples of the
             norm that it is clipped to, and to each class mean; the server can only ask for more
             (exchange.noise).
@@ -172,7 +168,6 @@ def client(
             "state-dir": str(state),
             "poison": poison,
             "min-images": min_images,
-            "hold-out": hold_out,
             "reproducible": reproducible,
             "min-examples": min_examples,
             "noise": noise,

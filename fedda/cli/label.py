@@ -13,7 +13,6 @@ from fedda.results.plainly import cell, echo
 from fedda.results.read import model_file
 
 if TYPE_CHECKING:
-    from fedda.choose.labelled import Labels
     from fedda.data import Reading
 
 SIDE = 224  # pixels of an image that is shown, where a folder's images have several sizes
@@ -116,7 +115,7 @@ def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") ->
 
     labels = labelled.Labels.read(folder, identities(target, "target", reading))
     drawn = labels.drawn
-    right = [_right(path, target, labels, reading) for path in files]
+    right = [labelled.right(path, target, labels, reading) for path in files]
     labels.looked()
     count = len(right[0])
     echo(f"{count} of {len(drawn.images)} images labelled, look {drawn.looks}")
@@ -133,15 +132,3 @@ def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") ->
             "is better than" if p < labelled.error_of(drawn.looks) else "may be no better than"
         )
         echo(f"{cell(str(files[best]))} {verdict} {cell(str(files[i]))} (p {p:.2g})")
-
-
-def _right(path: Path, target: Path, labels: "Labels", reading: "Reading") -> list[bool]:
-    """Which labelled images a model gives the class that somebody gave them."""
-    from fedda import models
-    from fedda.data import load_target
-
-    network, meta = models.load(path)
-    y, drawn = labels.classes(meta.classes), labels.drawn
-    x = load_target(target, **reading.form(meta.inputs)).x
-    answers = models.predict(network, x[list(drawn.images[: len(y)])]).argmax(dim=1).tolist()
-    return [a == b for a, b in zip(answers, y, strict=True)]

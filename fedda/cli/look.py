@@ -127,7 +127,15 @@ def _present(folder: Path, where: list[str], as_json: bool) -> None:
     from fedda.page import accounts
 
     seen = json.loads((folder / LOOKED).read_text())
-    words = ["fedda", "choose", *where, "--target", seen["target"] or "NAME", *seen["settings"]]
+    words = [
+        "fedda",
+        "run",
+        "fedavg",
+        *where,
+        "--target",
+        seen["target"] or "NAME",
+        *seen["settings"],
+    ]
     command = shlex.join(words) if seen["settings"] else ""
     page = folder / PAGE
     page.write_text(accounts.page(seen, command), encoding="utf-8")

@@ -62,8 +62,8 @@ $about The other sites have labels; of `$target` no training sees any.
     fedda run kd3a --simulate $sites_word --target $target_word $words
 
 `study.py` goes on where it was when it is stopped and started again, and after a change of
-study.toml it trains only what is missing. `fedda choose` takes a method without any labels of the
-target, and says how sure that is. `fedda run` makes one model, with a page about it in runs/kd3a.
+study.toml it trains only what is missing. `fedda choose` says what to take without labels of the
+target, and takes a method by a few. `fedda run` makes one model, with a page about it in runs/kd3a.
 $expected
 To make this real, each site on its own machine: `fedda superlink` at a server, `fedda-client` at
 each site. The settings stay the same.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from fedda import plugins
 from fedda.methods import Phase
 from fedda.secure import hiding
-from fedda.wire import BESIDE, CALIBRATE, LOOK, LOOK_TABLE, Kind, Part, Rule
+from fedda.wire import LOOK, LOOK_TABLE, Kind, Part, Rule
 
 
 class Crossing(NamedTuple):
@@ -51,9 +51,6 @@ def of_method(method: str) -> list[Crossing]:
     for name, test in tests:
         when = "test" if len(tests) == 1 else f"{name}: test"
         crossings.append(_crossing("target", when, test))
-    if about.calibrates:
-        parts = {part for phase in phases for part in phase.parts} - {"target"}
-        crossings += [_crossing(part, "last round: calibrate", CALIBRATE) for part in sorted(parts)]
     return crossings
 
 
@@ -101,8 +98,7 @@ def _parts_together(
 def _text(rule: Rule) -> str:
     arrays = [_named(name, kind) for name, kind in rule.arrays.items()]
     arrays += [f"[{_named(name, kind)}]" for name, kind in rule.optional.items()]
-    numbers = {"agreed-N" if name in BESIDE else name for name in rule.numbers}
-    parts = [", ".join(arrays), _listed(sorted(numbers))]
+    parts = [", ".join(arrays), _listed(sorted(rule.numbers))]
     return "; ".join(part for part in parts if part) or "nothing"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from fedda import plugins
 from fedda.config import Flat
@@ -40,13 +40,7 @@ class Score:
         selected_round: that round.
         transductive: whether the method trains on the very images, without their labels, on which
             the target is tested.
-        estimate: the last round's accuracy as estimated without labels of the target, with its
-            interval, `low` to `high`; None if no source calibrated.
-        held_out: whether the sources calibrated on images that they do not train on.
-        same_model: whether they tested the model that the target predicts with.
-        validators: scores without labels, by name (`fedda.maths.validators`).
-        calibration_error: on the target's labelled tests; None if it has none.
-        oracle: whether it was trained on the target's labels; there is no estimate then.
+        oracle: whether it was trained on the target's labels.
         refined: the accuracy of the model that the target's last step has made.
     """
 
@@ -60,13 +54,6 @@ class Score:
     bytes: int
     weights: Mapping[str, float]
     transductive: bool = False
-    estimate: float | None = None
-    low: float | None = None
-    high: float | None = None
-    held_out: bool = True
-    same_model: bool = True
-    validators: Mapping[str, float] = field(default_factory=dict)
-    calibration_error: float | None = None
     oracle: bool = False
     refined: float | None = None
 
@@ -98,7 +85,6 @@ class Plan:
     engine: Literal["process", "ray"] = "process"
     threads: int = 1
     reading: Reading = AS_IT_IS
-    simulated: ClassVar[bool] = True  # so that the data of all sites are here
 
     def cells(self) -> list[Cell]:
         """All cells, seed by seed."""
@@ -226,8 +212,6 @@ class Plan:
             if results is None:
                 continue
             (training,) = results["trainings"][cell.variant.method]
-            oracle = cell.variant.oracle
-            estimate = {} if oracle else training.get("estimate") or {}
             scores.append(
                 Score(
                     cell.variant.name,
@@ -240,12 +224,7 @@ class Plan:
                     sum(training["bytes"].values()),
                     training["rounds"][-1].get("weights", {}),
                     self.tests_on_training and plugins.method(cell.variant.method).adapts,
-                    *(estimate.get(key) for key in ("accuracy", "low", "high")),
-                    held_out=estimate.get("held_out", True),
-                    same_model=estimate.get("same_model", True),
-                    validators=training.get("validators", {}),
-                    calibration_error=training.get("calibration_error"),
-                    oracle=oracle,
+                    oracle=cell.variant.oracle,
                     refined=(training.get(REFINED) or {}).get("accuracy"),
                 )
             )

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from .plan import Score
 
 MEAN = "mean"  # the column over all targets
-Which = Literal["last", "refined", "selected", "estimate", "low", "high", "calibration_error"]
+Which = Literal["last", "refined", "selected"]
 Values = dict[int, float]  # accuracy by seed
 
 
@@ -37,22 +37,15 @@ def by_target(scores: Sequence[Score], which: Which = "last", targets: Sequence[
 
     Args:
         scores: of the finished cells.
-        which: after the last round, after the one selected without labels, or as estimated.
+        which: after the last round, after the one selected without labels, or refined there.
         targets: all targets of the comparison; by default those of the scores. A seed counts in a
             variant's mean only if the variant has a score for it at all of them, so that no mean
             is over fewer targets.
     """
-    return of_numbers(scores, [getattr(score, which) for score in scores], targets)
-
-
-def of_numbers(
-    scores: Sequence[Score], numbers: Sequence[float | None], targets: Sequence[str] = ()
-) -> Table:
-    """Any number of each score, as `by_target` does with accuracies."""
     table: Table = {}
     targets = list(dict.fromkeys([*targets, *(s.target for s in scores)]))
-    for score, value in zip(scores, numbers, strict=True):
-        if value is not None:
+    for score in scores:
+        if (value := getattr(score, which)) is not None:
             table.setdefault(score.variant, {}).setdefault(score.target, {})[score.seed] = value
     if len(targets) > 1:
         for row in table.values():

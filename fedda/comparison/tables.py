@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from fedda.results.plainly import cell
 from fedda.results.read import counted, printable
-from fedda.results.worth import VALIDATORS, WHAT
 
 from .plan import Score
 from .statistics import (
@@ -18,7 +17,6 @@ from .statistics import (
     Values,
     by_target,
     difference,
-    of_numbers,
     spread,
 )
 
@@ -36,12 +34,6 @@ COLUMNS = (
     "bytes",
     "weights",
     "transductive",
-    "accuracy_estimated",
-    "estimated_low",
-    "estimated_high",
-    "calibration_error",
-    *VALIDATORS,
-    "largest",
 )
 NOTHING, MARK = "–", " †"
 SPREAD = (
@@ -60,19 +52,6 @@ CHOSEN = (
 TRANSDUCTIVE = (
     "† transductive: trained on the very images, without their labels, that the target is tested "
     "on; the other rows have not seen them. So a difference between the two is not only adaptation."
-)
-ESTIMATED = (
-    f"Accuracy in % after the last round. The {WHAT}. Means over the seeds, as are both ends of "
-    "the interval."
-)
-SEEN = (
-    "Sources calibrated on images that they train on, as they have no others with labels, so these "
-    "estimates are too high: {}."
-)
-OTHER = "The target predicts with another model than the sources tested, so these are rough: {}."
-VALIDATED = (
-    "Higher is better in all but the last; means over the seeds{}. Compare them within a column: "
-    "none is an accuracy."
 )
 BOUND = (
     "Oracle: trained on the labels of the target's own training images alone, which no federation "
@@ -95,8 +74,6 @@ def as_csv(scores: Sequence[Score]) -> str:
         row = (s.variant, s.target, s.seed, s.last, s.refined, s.selected)
         row += (s.selected_round, s.seconds)
         row += (s.bytes, weights, "yes" if s.transductive else "no")
-        row += (s.estimate, s.low, s.high, s.calibration_error)
-        row += tuple(s.validators.get(name) for name in (*VALIDATORS, "largest"))
         writer.writerow(["" if v is None else cell(v) for v in row])
     return text.getvalue()
 
@@ -138,65 +115,7 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
     if selected:
         parts += ["", "### Round chosen without labels (highest infomax)", "", CHOSEN, ""]
         parts += _rows(selected, text, targets)
-    estimates = by_target(scores, "estimate", targets)
-    if estimates:
-        parts += ["", "### Estimated without labels", "", ESTIMATED, ""]
-        parts += [*_rows(_intervals(scores, estimates, targets), str, targets), *_rough(scores)]
-    if baseline in estimates and len(estimates) > 1:
-        parts += ["", f"### Estimated, minus {_cell(baseline)}, paired by seed", "", INTERVAL, ""]
-        parts += _rows(differences(estimates, baseline), minus, targets)
-    parts += _validators(scores, targets)
     return "\n".join(parts) + "\n"
-
-
-def _intervals(
-    scores: Sequence[Score], estimates: Table, targets: Sequence[str]
-) -> dict[str, dict[str, str]]:
-    """Estimates as text, with their intervals, by variant and target."""
-    low, high = (by_target(scores, which, targets) for which in ("low", "high"))
-
-    def percent(values: Values) -> str:
-        return f"{100 * spread(values).mean:.0f}"
-
-    return {
-        name: {
-            t: f"{spread_text(values)} [{percent(low[name][t])}, {percent(high[name][t])}]"
-            for t, values in row.items()
-        }
-        for name, row in estimates.items()
-    }
-
-
-def _rough(scores: Sequence[Score]) -> list[str]:
-    """Sentences that name the variants whose estimates are worth less."""
-    known = [s for s in scores if s.estimate is not None]
-    seen = dict.fromkeys(_cell(s.variant) for s in known if not s.held_out)
-    other = dict.fromkeys(_cell(s.variant) for s in known if not s.same_model)
-    return [
-        line
-        for text, names in ((SEEN, seen), (OTHER, other))
-        if names
-        for line in ("", text.format(", ".join(names)))
-    ]
-
-
-def _validators(scores: Sequence[Score], targets: Sequence[str]) -> list[str]:
-    """A table of the validators, of all targets together; empty if there are none."""
-    names = {**VALIDATORS, "largest": ("largest class", 2)}
-    column = MEAN if len(targets) > 1 else targets[0]
-    tables = {n: of_numbers(scores, [s.validators.get(n) for s in scores], targets) for n in names}
-    body = []
-    for variant in dict.fromkeys(s.variant for s in scores):
-        values = [tables[name].get(variant, {}).get(column) for name in names]
-        if any(values):
-            pairs = zip(values, names.values(), strict=True)
-            texts = [f"{spread(v).mean:.{digits}f}" if v else NOTHING for v, (_, digits) in pairs]
-            body.append([variant, *texts])
-    if not body:
-        return []
-    heads = ["", *(heading for heading, _ in names.values())]
-    over = " and over the targets" if len(targets) > 1 else ""
-    return ["", "### Validators", "", VALIDATED.format(over), "", *markdown(heads, body)]
 
 
 def _untested(scores: Sequence[Score]) -> list[str]:

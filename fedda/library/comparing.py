@@ -17,7 +17,6 @@ from fedda.data import Reading
 from fedda.errors import ConfigError, RunError
 from fedda.halves import REFERENCE
 from fedda.results.read import percent
-from fedda.results.worth import VALIDATORS
 from fedda.settings import named
 
 from . import own_data, own_model
@@ -94,8 +93,7 @@ class Comparison:
     def to_frame(self) -> "pd.DataFrame":
         """A pandas table with one row per training.
 
-        Columns: variant, target, seed, accuracy, estimate, low, high, seconds, bytes, and the
-        validators.
+        Columns: variant, target, seed, accuracy, refined, seconds and bytes.
 
         Raises:
             RunError: pandas is not installed.
@@ -107,12 +105,9 @@ class Comparison:
                     "target": s.target,
                     "seed": s.seed,
                     "accuracy": s.last,
-                    "estimate": s.estimate,
-                    "low": s.low,
-                    "high": s.high,
+                    "refined": s.refined,
                     "seconds": s.seconds,
                     "bytes": s.bytes,
-                    **{name: s.validators.get(name) for name in VALIDATORS},
                 }
                 for s in self.scores
             ]
@@ -148,7 +143,7 @@ def train(
     """
     plan.check()
     for name in plan.untested():
-        say(f"{name} brings no labelled tests, so it gets no accuracy, only estimates")
+        say(f"{name} brings no labelled tests, so it gets no accuracy")
     cells = plan.trainings()
     done = [cell for cell in cells if plan.results(cell) is not None]
 

@@ -26,7 +26,7 @@ def results(raw: read.Results) -> str:
     """
     what = f"{read.title(raw, raw['method'])} on {read.target(raw)}"
     every = [(method, each) for method, runs in raw["trainings"].items() for each in runs]
-    heading = ("method", "seed", "target", "accuracy", "estimated", "crossed", "seconds")
+    heading = ("method", "seed", "target", "accuracy", "refined", "crossed", "seconds")
     weighed = [t for t in raw["trainings"][raw["method"]] if t["rounds"][-1].get("weights")]
     return join(
         e("p", e("b", what)),
@@ -58,16 +58,12 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> Html:
 
 
 def _row(raw: read.Results, method: str, training: Mapping[str, Any]) -> tuple[Any, ...]:
-    shown = "–"
-    if estimate := training.get("estimate"):
-        mean, low, high = (read.percent(estimate[key]) for key in ("accuracy", "low", "high"))
-        shown = f"{mean} ({low} to {high})"
     return (
         read.short_title(raw, method),
         training["seed"],
         training["target"],
         read.percent(training["final_accuracy"]),
-        shown,
+        read.percent((training.get(read.REFINED) or {}).get("accuracy")),
         read.human(sum(training["bytes"].values())),
         f"{training['seconds']:.1f}",
     )

@@ -20,25 +20,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A training's accuracy, estimated without labels of the target.
-
-    Attributes:
-        accuracy: 0 to 1.
-        low: the lower end of its interval.
-        high: the upper end.
-        held_out: whether the sources calibrated on images that they do not train on.
-        same_model: whether they tested the model that the target predicts with.
-    """
-
-    accuracy: float
-    low: float
-    high: float
-    held_out: bool = True
-    same_model: bool = True
-
-
-@dataclass(frozen=True)
 class Training:
     """One training: a method, a seed and a target.
 
@@ -51,7 +32,6 @@ class Training:
         accuracies: the accuracy after each round.
         losses: the mean training loss of each round; None where no source trained.
         weights: what each site counted in the last round; empty if none were used.
-        estimate: of the accuracy, without the target's labels; None if no source calibrated.
         doubts: signs that it may have gone wrong.
         bytes: that crossed, by what they were, such as `from source model`.
         seconds: that it took.
@@ -66,7 +46,6 @@ class Training:
     accuracies: tuple[float | None, ...]
     losses: tuple[float | None, ...]
     weights: Mapping[str, float]
-    estimate: Estimate | None
     doubts: tuple[Doubt, ...]
     bytes: Mapping[str, int]
     seconds: float
@@ -75,8 +54,7 @@ class Training:
     @classmethod
     def of(cls, method: str, noted: Mapping[str, Any]) -> "Training":
         """A training as results.json holds it."""
-        estimate, rounds = noted.get("estimate"), noted["rounds"]
-        fields = ("accuracy", "low", "high", "held_out", "same_model")
+        rounds = noted["rounds"]
         return cls(
             method=method,
             seed=noted["seed"],
@@ -86,7 +64,6 @@ class Training:
             accuracies=tuple(each.get("accuracy") for each in rounds),
             losses=tuple(each.get("loss") for each in rounds),
             weights=rounds[-1].get("weights", {}) if rounds else {},
-            estimate=Estimate(*(estimate[f] for f in fields)) if estimate else None,
             doubts=tuple(Doubt(**each) for each in noted.get("doubts", ())),
             bytes=noted["bytes"],
             seconds=noted["seconds"],
@@ -353,10 +330,6 @@ class Run:
                 f"{method}'s adapted model stayed at {adapted['site']}; load it there with "
                 f"fedda predict, from {adapted['file']} below that site's --state-dir."
             )
-        kept = noted.get("kept", method)
-        if kept != method:  # negative transfer, and run.keep is better
-            same = (t for t in self.results.raw["trainings"][kept] if t["seed"] == noted["seed"])
-            noted = next(t for t in same if t["target"] == noted["target"])
         own = self.folder / Path(noted["model"]).parent.name / read.MODEL
         # A comparison keeps only the run's own copy; there is one training in it.
         return own if own.is_file() or len(self.results.trainings) > 1 else self.folder / read.MODEL

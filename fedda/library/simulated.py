@@ -162,7 +162,7 @@ def simulate(
             or vectors (N, d), as numpy arrays or torch tensors; y are whole numbers from 0, or
             class names, or None at a target.
         target: The site that has no labels, or several; the others are sources. A target's test
-            gives the accuracies; without one there are only estimates.
+            gives the accuracies; without one there are none.
         method: `fedda methods` lists them.
         seeds: One training per seed; a number n means 0 to n - 1.
         preset: Named settings, or several of which the last one wins; `settings` win over all.

@@ -52,11 +52,7 @@ def _bytes_table(run: RunSeries) -> Html:
     totals = [sum(c.values()) for c in counts.values()]
     done = [sum(len(t["rounds"]) for t in run.results["trainings"][m]) for m in run.methods]
     add("in all", list(totals), "strong")
-    after = [run.summary["methods"][m]["calibration"] for m in run.methods]
-    if any(after):
-        add("of these to calibrate", list(after))
-    in_rounds = [t - a for t, a in zip(totals, after, strict=True)]
-    add("a round", [round(t / max(d, 1)) for t, d in zip(in_rounds, done, strict=True)])
+    add("a round", [round(t / max(d, 1)) for t, d in zip(totals, done, strict=True)])
     head = ["what", *(f"{run.short(m)}, bytes" for m in run.methods)]
     return table(head, rows, styles=styles, label="Bytes by kind, direction and role, all rounds")
 

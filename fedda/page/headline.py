@@ -4,7 +4,7 @@ import math
 import statistics
 from typing import Any
 
-from fedda.results import read, transfer
+from fedda.results import read
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -147,9 +147,9 @@ def _remarks(run: RunSeries) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    said = read.missing_tests(run.results) + read.ended_early(run.results)
+    said = read.small_sites(run.results) + read.missing_tests(run.results)
+    said += read.ended_early(run.results)
     said += read.adapted_elsewhere(run.results) + read.refined_at(run.results)
-    said += transfer.notes(run.results)
     remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
     if len(run.seeds) > 1:
         of_targets = ", of the mean over the targets" * (len(run.targets) > 1)

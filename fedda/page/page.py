@@ -13,7 +13,6 @@ from .collaborators import collaborators
 from .conditions import doubts, events, settings, sites
 from .confusion import confusions
 from .costs import costs
-from .estimated import worth
 from .features import dictionary, features, last_step
 from .headline import headline
 from .html import Html, e
@@ -33,7 +32,6 @@ POLICY = (
 )
 NONE = Audits()
 PARTS = {
-    "worth": "Worth",
     "collaborators": "Collaborators",
     "accuracy": "Accuracy",
     "training": "Training",
@@ -99,16 +97,14 @@ def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRI
 def parts(run: RunSeries, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
     """Make everything below the headline: the links to the sections, and the sections."""
     audits, doubted = section_of(audited), doubts(run)
-    chosen, judged = collaborators(run), worth(run)
-    maybe = {"audit": audits, "doubts": doubted}
-    maybe |= {"collaborators": chosen, "worth": judged}
+    chosen = collaborators(run)
+    maybe = {"audit": audits, "doubts": doubted, "collaborators": chosen}
     absent = {anchor for anchor, part in maybe.items() if not part}
     links = [
         e("a", words, href=f"#{anchor}") for anchor, words in PARTS.items() if anchor not in absent
     ]
     return [
         e("nav", *links, aria_label="Parts of this page"),
-        judged,
         chosen,
         rounds(run),
         inside(run, noted),

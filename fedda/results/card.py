@@ -65,14 +65,11 @@ def _quality(results: read.Results) -> list[str]:
     seeds = read.counted(len(results["seeds"]), "seed")
     for method, trainings in results["trainings"].items():
         known = [t["final_accuracy"] for t in trainings if t["final_accuracy"] is not None]
-        found = [t["estimate"] for t in trainings if t.get("estimate")]
         accuracy = _over(known) if known else "not tested"
         reported = [t.get(read.REFINED) or {} for t in trainings]
         refined = [t["accuracy"] for t in reported if "accuracy" in t]
         rows.append([read.title(results, method), accuracy, _over(refined) if refined else ""])
-        rows[-1].append(_estimated(found))
-    heads = ["", "accuracy at the target", "refined there", "estimate without labels"]
-    lines = markdown(heads, rows)
+    lines = markdown(["", "accuracy at the target", "refined there"], rows)
     about = f"After the last round, over {seeds}: mean ± standard deviation."
     if any(site["tested"] and site["role"] == "target" for site in results["sites"]):
         about += " The accuracy is of labelled tests of the target, which no training read."
@@ -90,8 +87,6 @@ def _limits(results: read.Results) -> list[str]:
     lines = [
         "- It is adapted to the target's images. For others, the sources' included, it may be "
         "worse than a model that has not adapted.",
-        "- An estimate supposes that being sure means the same at the target as at the sources: a "
-        "model that is sure and wrong looks good.",
         "- A model can reveal something about the images that it was trained on.",
     ]
     if counts:
@@ -194,11 +189,3 @@ def _over(shares: Sequence[float]) -> str:
         return read.percent(mean)
     spread = (sum((s - mean) ** 2 for s in shares) / (len(shares) - 1)) ** 0.5
     return f"{100 * mean:.1f} ± {100 * spread:.1f} %"
-
-
-def _estimated(found: Sequence[Mapping[str, Any]]) -> str:
-    if not found:
-        return "none"
-    low, high = (min(f["low"] for f in found), max(f["high"] for f in found))
-    mean = sum(f["accuracy"] for f in found) / len(found)
-    return f"{100 * mean:.0f} % ({100 * low:.0f} to {100 * high:.0f})"

@@ -21,6 +21,10 @@ ABOUT = "about.json"  # titles of the methods and defaults of the settings, for 
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 LOOKED = "look.json"  # what `fedda look` saw
 
+# With fewer images, 60 rounds in place of 12 gained 3.8 and 7.5 points, more than any method did.
+FEW, FEW_EACH, LONG = 200, 20, 60
+NAMED = 3  # of such sites, by name
+
 Results = dict[str, Any]
 Event = dict[str, Any]
 
@@ -228,6 +232,24 @@ def _shared_by(results: Results, method: str) -> str:
     return f" ({key}=true would send it)" if key in (results.get("config") or {}) else ""
 
 
+def small_sites(results: Results) -> list[str]:
+    """Warn of sites with so few images that longer training gains more than any method; or []."""
+    least = max(FEW, FEW_EACH * len(results.get("classes") or ()))
+    small = [
+        f"{printable(s['name'])} ({counted(s['examples'], 'image')})"
+        for s in results["sites"]
+        if s["examples"] < least
+    ]
+    rounds = max(len(t["rounds"]) for each in results["trainings"].values() for t in each)
+    if not small or rounds >= LONG:
+        return []
+    more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
+    return [
+        f"warning: {', '.join(small[:NAMED])}{more}: with fewer than {least} images (200, or 20 a "
+        f"class) longer training gains more than any method; give {LONG} rounds or more"
+    ]
+
+
 def missing_tests(results: Results) -> list[str]:
     """Say of which trainings the last round was not tested, so that a mean covers fewer; or []."""
     missing = [
@@ -337,7 +359,6 @@ def summary(results: Results) -> dict[str, Any]:
                 [others(results, t) for t in trainings],
             ),
             "bytes": dict(sorted(total.items())),
-            "calibration": sum(t.get("calibration_bytes", 0) for t in trainings),
             "rounds": sum(len(t["rounds"]) for t in trainings),
         }
     return {

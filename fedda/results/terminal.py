@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedda.results import read, transfer, worth
+from fedda.results import read
 
 NOTHING = "–"
 
@@ -21,15 +21,6 @@ _MEASURES = {
 }
 _MOST_EVENTS = 20
 
-# So that the table of what models are worth fits into 80 columns.
-SHORT = {
-    worth.ECE: "ECE",
-    "ClassAMI": "AMI",
-    "accuracy in %": "accuracy",
-    "infomax (nats)": "infomax",
-    "largest class": "most",
-}
-
 
 def table(results: read.Results) -> RenderableType:
     """All tables and notes about a run, for a rich console."""
@@ -37,7 +28,6 @@ def table(results: read.Results) -> RenderableType:
     parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
     if any(m["weights"] for m in report["methods"].values()):
         parts += ["", _weights(report, results["sites"])]
-    parts += _worth(results)
     parts += ["", _bytes(report), "", *_events(report), *_doubts(results)]
     return Group(*parts)
 
@@ -126,27 +116,8 @@ def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
     notes += [f"a run of the study {report['study']}"] if report["study"] else []
-    notes += read.missing_tests(results) + read.ended_early(results)
-    notes += read.adapted_elsewhere(results) + read.refined_at(results)
-    return notes + transfer.notes(results)
-
-
-def _worth(results: read.Results) -> list[RenderableType]:
-    """What the models are worth without labels, as a table with remarks; empty if unknown."""
-    head, body = worth.rows(results)
-    if not body:
-        return []
-    shown = _table("what the models are worth, without labels")
-    remarks = [*worth.remarks(results), "most: share of the images in the largest class"]
-    if worth.ECE in head:
-        remarks += [f"ECE: {worth.ECE}, on the labelled tests"]
-    head = [SHORT.get(heading, heading) for heading in head]
-    for i, heading in enumerate(head):
-        whole = heading.startswith("estimate")  # with its interval, which is read as one
-        shown.add_column(heading, justify="right" if i else "left", no_wrap=whole)
-    for row in body:
-        shown.add_row(*map(escape, row))
-    return ["", shown, *map(Text, remarks)]
+    notes += read.small_sites(results) + read.missing_tests(results) + read.ended_early(results)
+    return notes + read.adapted_elsewhere(results) + read.refined_at(results)
 
 
 def _over(report: dict[str, Any]) -> str:
@@ -202,10 +173,7 @@ def _bytes(report: dict[str, Any]) -> Table:
     totals = [sum(c.values()) for c in counts.values()]
     add("in all", totals, style="bold")
     rounds = [m["rounds"] for m in report["methods"].values()]
-    after = [m["calibration"] for m in report["methods"].values()]
-    if any(after):
-        add("of these to calibrate", after)
-    add("a round", [round((t - a) / r) for t, a, r in zip(totals, after, rounds, strict=True)])
+    add("a round", [round(t / r) for t, r in zip(totals, rounds, strict=True)])
     return shown
 
 

@@ -81,17 +81,6 @@ class RunConfig(config.Section):
         """
         if len(set(self.seeds)) < len(self.seeds):  # equal results would give a spread of 0
             raise ConfigError(f"run.seeds is '{self.run.seeds}'; name each seed once.")
-        if self.run.keep == "better" and (
-            len(self.trainings) < 2 or plugins.method(self.trainings[0]).adapts
-        ):
-            raise ConfigError(
-                "run.keep is better, which compares with a model that has not adapted, but "
-                f"run.baseline is '{self.run.baseline}'; set it to fedavg."
-            )
-        if self.run.keep == "better" and not self.run.evaluate:
-            raise ConfigError(
-                "run.keep is better, which needs the target's last test; set run.evaluate to true."
-            )
         if self.run.patience:
             self._check_patience()
         known = [*config.NETWORKS, *plugins.installed("models")]
@@ -342,7 +331,6 @@ class RunConfig(config.Section):
             privacy=self.privacy,
             refine=self.run.refine,
             shares=self.refine.shares,
-            beside=self.run.beside,
             wire=self.wire,
             options=self.options[method],
         )
@@ -366,7 +354,7 @@ def defaults() -> config.Flat:
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
-_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.beside", "wait.", "track.")
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
 _FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 

@@ -44,7 +44,6 @@ class Task(config.Section):
     privacy: config.PrivacyConfig = config.PrivacyConfig()
     refine: config.Refine = Field(default="none", description="the target's last step")
     shares: config.Shares = "auto"
-    beside: config.Beside = Field(default="", description="trainings whose models are compared")
     wire: config.WireConfig = config.WireConfig()
     options: Any = None
 
@@ -106,13 +105,6 @@ class Task(config.Section):
             if stage.first <= server_round <= stage.last:
                 return stage
         raise ConfigError(f"Round {server_round} is in no phase of '{self.schedule[:80]}'.")
-
-    @property
-    def others(self) -> list[str]:
-        """The trainings, all of this study, whose models are compared with this one's."""
-        return (
-            [config.in_study(self.study, n) for n in self.beside.split(",")] if self.beside else []
-        )
 
     @property
     def names(self) -> tuple[str, ...]:

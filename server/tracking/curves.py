@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fedda.results.read import label
+from fedda.results.read import REFINED, label
 from fedda.settings import RunConfig
 
-from .. import appraised, checkpoint
+from .. import checkpoint
 from ..journal import Event, Journal
 from .mlflow_runs import MLflow
 from .trackers import About, Point, TensorBoard, Tracker
@@ -24,7 +24,7 @@ from .wandb_runs import WandB
 # Settings that may differ between the tries of a run, and so do not describe it.
 PASSING = ("run.dir", "run.name", "run.resume", "run.expect", "run.seeds", "wait.", "track.")
 # Keys of a round entry that are no curves.
-NO_NUMBERS = ("event", "time", "method", "seed", "target", "round", appraised.WORTH)
+NO_NUMBERS = ("event", "time", "method", "seed", "target", "round", REFINED)
 
 
 class Tracking:
@@ -167,8 +167,6 @@ def final(training: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         "final/selected-round": training["selected_round"],
         "final/seconds": training["seconds"],
         "final/bytes": sum(training["bytes"].values()),
-        "final/estimated-accuracy": (training.get("estimate") or {}).get("accuracy"),
-        "final/calibration-error": training.get("calibration_error"),
+        "final/refined-accuracy": (training.get(REFINED) or {}).get("accuracy"),
     }
-    summary |= {f"final/{name}": value for name, value in training.get("validators", {}).items()}
     yield from ((name, float(value)) for name, value in summary.items() if value is not None)

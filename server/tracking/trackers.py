@@ -16,8 +16,7 @@ FINAL = (
     "selected-round",
     "seconds",
     "bytes",
-    "estimated-accuracy",
-    "calibration-error",
+    "refined-accuracy",
 )
 
 EVENTS = (

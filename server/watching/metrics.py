@@ -82,10 +82,6 @@ def _of_run(run: RunNow, story: Story) -> Iterator[Metric]:
     for key, name in (("accuracy", "accuracy"), ("infomax", "infomax"), ("loss", "training_loss")):
         if key in newest:
             yield _gauge(name, f"The {key} of its newest round.", newest[key], method)
-    estimate = ((newest.get("worth") or {}).get("estimate") or {}).get("accuracy")
-    if estimate is not None:
-        words = "Accuracy of its newest model, estimated without labels."
-        yield _gauge("estimated_accuracy", words, estimate, method)
     yield _bytes(story)
     yield _troubles(story)
 

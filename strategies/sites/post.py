@@ -84,7 +84,7 @@ class Post:
         self.open[node.name] = (part, layouts, arrays.get(MODEL))
         tables = {"exchange": exchange} if exchange else {}
         tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._setup.task.flat()}
-        wait, tests = self._setup.wait, heading.hop in ("test", "calibrate")
+        wait, tests = self._setup.wait, heading.hop == "test"
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
 
         def made(kept: Mapping[str, str]) -> Message:
