@@ -62,24 +62,6 @@ def test_light_sites_change_models_and_do_not_let_them_drift(load: Any) -> None:
     assert all(model["n"] == 1 for model in models)
 
 
-def test_sources_that_weigh_by_their_own_shares_weigh_nothing(load: Any) -> None:
-    """An estimate of weighed examples is by hand where a source is right about one class alone."""
-    uneven = load("uneven")
-    p_s = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.6, 0.4]], dtype=torch.float64)
-    y_s, p = torch.tensor([0, 0, 0, 1]), torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64)
-    label, told = p.argmax(dim=1), [(p_s, y_s, 4)]
-    own = torch.tensor([0.75, 0.25], dtype=torch.float64)
-    plain = uneven.estimate(told, p, label, 0.0)
-    # Of 4 examples 3 are right, at a confidence of .8, and it is .75 here: .75 - .05.
-    assert plain == pytest.approx(0.7)
-    assert uneven.estimate(told, p, label, 0.0, own) == pytest.approx(plain)
-    assert uneven.estimate(told, p, label, 0.1) == pytest.approx(0.6)
-    # By even shares half are right, at a confidence of (.9 + .9 + .8) / 6 + .3 = 2.2 / 3.
-    even = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    found = uneven.estimate(told, p, label, 0.0, even)
-    assert found == pytest.approx(0.5 - (2.2 / 3 - 0.75))
-
-
 def test_growth_by_hand(load: Any) -> None:
     soak, processes = load("soak"), load("processes")
     samples = [
@@ -277,7 +259,7 @@ def test_every_adversarial_variant_has_valid_settings(monkeypatch: pytest.Monkey
 # ---- what they print and store -----------------------------------------------------------------
 
 
-PROGRAMS = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser" in p.read_text()}
+PROGRAMS = {p.stem for p in FOLDER.glob("*.py") if "ArgumentParser(" in p.read_text()}
 
 
 def test_every_benchmark_is_run_in_small() -> None:

@@ -124,13 +124,14 @@ def _labelled(path: Path, reading: "Reading") -> bool:
 
 def _present(folder: Path, where: list[str], as_json: bool) -> None:
     """Write the page, and print the table and what follows."""
+    from fedda.halves import REFERENCE
     from fedda.page import accounts
 
     seen = json.loads((folder / LOOKED).read_text())
     words = [
         "fedda",
         "run",
-        "fedavg",
+        REFERENCE,
         *where,
         "--target",
         seen["target"] or "NAME",

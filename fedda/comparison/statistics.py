@@ -42,10 +42,17 @@ def by_target(scores: Sequence[Score], which: Which = "last", targets: Sequence[
             variant's mean only if the variant has a score for it at all of them, so that no mean
             is over fewer targets.
     """
+    return of_numbers(scores, [getattr(score, which) for score in scores], targets)
+
+
+def of_numbers(
+    scores: Sequence[Score], numbers: Sequence[float | None], targets: Sequence[str] = ()
+) -> Table:
+    """Any number of each score, as `by_target` does with accuracies."""
     table: Table = {}
     targets = list(dict.fromkeys([*targets, *(s.target for s in scores)]))
-    for score in scores:
-        if (value := getattr(score, which)) is not None:
+    for score, value in zip(scores, numbers, strict=True):
+        if value is not None:
             table.setdefault(score.variant, {}).setdefault(score.target, {})[score.seed] = value
     if len(targets) > 1:
         for row in table.values():
