@@ -106,9 +106,8 @@ def refined_model(
     if models.batchnorms(members[0]):
         own = with_own_statistics(members[0], x)
         q = models.predict(own, x).double()
-        trust, full = refine.alike(p[0], q), refine.FULL_DOUBT * math.log(q.shape[1])
-        beta = trust * refine.evidence(p[0])
-        if (even := 1 - trust * refine.evidence(p[0], full)) > 0:
+        beta = refine.shown(p[0], q)
+        if (even := 1 - refine.shown(p[0], q, refine.FULL_DOUBT * math.log(q.shape[1]))) > 0:
             members.insert(0, own)
             p.insert(0, q)
             weights.insert(0, even)

@@ -71,8 +71,8 @@ def test_it_is_what_a_naive_twin_computes(
     z = Space.of(x)(x)
     other = p ** torch.tensor([0.5, *[1.0] * (C - 1)])
     other /= other.sum(dim=1, keepdim=True)
-    beta = refine.alike(p, other)
-    assert beta == pytest.approx(twin.alike(p.tolist(), other.tolist()), abs=1e-12)
+    beta = refine.shown(p, other)
+    assert beta == pytest.approx(twin.shown(p.tolist(), other.tolist()), abs=1e-12)
     assert refine.evidence(other) == pytest.approx(twin.evidence(other.tolist()), abs=1e-12)
     q, _ = refine.refine(p, z, strength, shares, beta)
     expected = twin.refine(p.tolist(), x.tolist(), *WEIGHTS[strength], shares, beta)
@@ -113,7 +113,13 @@ def test_shares_count_as_far_as_both_models_see_the_same_ones() -> None:
     assert refine.alike(one, other) == pytest.approx(np.sqrt(3) / 2)
     assert refine.alike(one, seen(even - 0.1, even + 0.2, even - 0.1)) == 0  # another class
     assert refine.alike(one, seen(even, even, even)) == pytest.approx(0, abs=1e-6)
-    assert refine.alike(seen(0.6, 0.4), seen(0.4, 0.6)) == 1  # of two classes nobody can say
+    two = seen(0.6, 0.4).repeat(99, 1)
+    assert refine.shown(two, 1 - two) == refine.evidence(two)  # of two classes nobody can say
+    much, less = seen(0.6, 0.2, 0.2).repeat(999, 1), seen(0.36, 0.32, 0.32).repeat(999, 1)
+    assert refine.evidence(much) == 1 and refine.alike(much, less) == pytest.approx(1)
+    # .36 ln 1.08 + .64 ln .96 is .00158 nats, less .001 by chance: 5 times .0058
+    assert refine.shown(much, less) == pytest.approx(5 * (0.00158 - 0.001) / 0.1, rel=0.02)
+    assert refine.shown(much, seen(0.2, 0.6, 0.2).repeat(999, 1)) == 0
     rare = torch.tensor([[0.9, 0.1]] * 90 + [[0.1, 0.9]] * 10).double()
     assert refine.offset(rare, beta=0.3).tolist() == pytest.approx(
         (0.3 * refine.offset(rare)).tolist()

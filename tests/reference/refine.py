@@ -85,13 +85,18 @@ def evidence(p: list[list[float]]) -> float:
 
 
 def alike(p: list[list[float]], other: list[list[float]]) -> float:
-    """The cosine of two models' mean predictions less even shares, if above 0; 1 of two classes."""
-    if len(p[0]) == 2:
-        return 1.0
+    """The cosine of two models' mean predictions less even shares, if it is above 0."""
     one, two = ([m - 1 / len(p[0]) for m in mean_of(q)] for q in (p, other))
     dot = sum(a * b for a, b in zip(one, two, strict=True))
     lengths = math.sqrt(sum(a * a for a in one)) * math.sqrt(sum(b * b for b in two))
     return max(dot / lengths, 0.0)
+
+
+def shown(p: list[list[float]], own: list[list[float]]) -> float:
+    """What two models show together; of two classes the first one alone."""
+    if len(p[0]) == 2:
+        return evidence(p)
+    return min(evidence(p), 5 * evidence(own)) * alike(p, own)
 
 
 def mean_of(p: list[list[float]]) -> list[float]:
