@@ -19,8 +19,8 @@ LOST = 0.5  # of the highest infomax: with less left, the answers say less, too
 def last_round(task: Task, patience: int, history: Sequence[Mapping[str, Any]]) -> int:
     """The last round of a training: the planned one, or the one after patience has run out.
 
-    That one round more is trained as the last, as only in a last round do sources calibrate, does
-    the target take its last step, and do FRUDA's sites measure what the adaptation has brought.
+    That one round more is trained as the last, as only in a last round does the target take its
+    last step, and do FRUDA's sites measure what the adaptation has brought.
 
     Args:
         task: the training.

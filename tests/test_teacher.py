@@ -411,13 +411,6 @@ def test_the_consensus_counts_it_as_one_more_member(tmp_path: Path) -> None:
     torch.testing.assert_close(made.after, models.predict(made.model, x).double())
 
 
-def test_it_has_a_part_in_the_mean_that_models_are_compared_with() -> None:
-    """Two models disagree; the third voice decides, and is not compared itself."""
-    p = torch.tensor([[[0.6, 0.4]], [[0.4, 0.6]]])
-    assert refining.agreed(p, ["fedavg", "kd3a"], torch.tensor([[0.1, 0.9]])) == [0.0, 1.0]
-    assert refining.agreed(p, ["fedavg", "kd3a"], torch.tensor([[0.9, 0.1]])) == [1.0, 0.0]
-
-
 def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:
     node = sites(tmp_path, write(tmp_path / "old.csv", truth(40)))[-1]
     with pytest.raises(DataError, match="says nothing of 8 of the 48 examples"):

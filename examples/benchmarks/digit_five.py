@@ -25,7 +25,7 @@ import numpy as np
 
 from fedda.comparison import Plan, Score, Variant
 from fedda.comparison.about import header
-from fedda.comparison.statistics import by_target, spread
+from fedda.comparison.statistics import MEAN, by_target
 from fedda.comparison.tables import markdown, spread_text
 from fedda.config import Flat
 from fedda.data import synthetic
@@ -98,9 +98,9 @@ def table(scores: Sequence[Score], targets: Sequence[str]) -> list[str]:
     last, refined = by_target(scores), by_target(scores, "refined")
     for name, row in last.items():
         for what, of in ((name, row), (f"{name}, refined", refined.get(name, {}))):
-            each = [spread(of[t]) if of.get(t) else None for t in targets]
-            mean = f"{100 * np.mean([s.mean for s in each if s]):.1f}" if all(each) else ""
-            rows.append([what, *(spread_text(s) if s else "" for s in each), mean])
+            whole = [*targets, MEAN] if len(targets) > 1 else targets
+            shown = [spread_text(of[t]) if of.get(t) else "" for t in whole]
+            rows.append([what, *shown, *[""] * (len(targets) + 1 - len(shown))])
     return markdown(["", *targets, "mean"], rows)
 
 

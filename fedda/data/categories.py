@@ -301,7 +301,7 @@ def alone(texts: Mapping[str, Sequence[str]], listed: Texts) -> list[str]:
     odd: dict[tuple[str, str], list[str]] = {}
     for (column, value), sites in at.items():
         if len(sites) == 1 and having[column] > 1:
-            odd.setdefault((column, *sites), []).append(value)
+            odd.setdefault((column, min(sites)), []).append(value)
     return [
         f"{escaped(', '.join(values))} of the column {escaped(column)} occur"
         f"{'s' * (len(values) == 1)} at {site} alone: if another site writes it otherwise, list "

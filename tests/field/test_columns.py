@@ -288,7 +288,7 @@ def test_sites_with_labels_of_other_names_columns_to_leave_out_and_decimal_comma
         y = np.arange(80) % 2
         frame = pd.DataFrame({"age": draws.normal(50, 9, 80), "chol": y + draws.normal(0, 0.1, 80)})
         frame["visit"], frame[label] = [f"2024-01-{i % 28 + 1}" for i in range(80)], y
-        european = {"sep": ";", "decimal": ","} if name == "south" else {}
+        european: Any = {"sep": ";", "decimal": ","} if name == "south" else {}
         frame.to_csv(sites / f"{name}.csv", index=False, **european)
     columns = "label=outcome,south:label=diagnosis,west:label=Diagnose,drop=visit"
     south = data.describe(
