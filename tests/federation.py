@@ -135,6 +135,7 @@ class Echo(Deployment):
             directory,
             {name: ("source", directory) for name in sites},
             database=directory / "state.db",
+            server_options=["--any-app"],
             patience=PATIENCE,
         )
         self.app = directory / "app"

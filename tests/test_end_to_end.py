@@ -61,7 +61,7 @@ class Watched(Federation):
 
     def __init__(self, directory: Path, watch: Path) -> None:
         # A warm process of its own: forks of another one would not be watched.
-        super().__init__(directory, env={SOCKET: ""})
+        super().__init__(directory, env={SOCKET: ""}, server_options=["--any-app"])
         self.connected = directory / "connected.log"
         (watch / "sitecustomize.py").write_text(WATCH.format(log=str(self.connected)))
         self.marks = directory / "marks"

@@ -402,6 +402,14 @@ def test_another_account_of_the_machine_starts_no_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_app_that_is_not_fedda_is_not_run(tmp_path: Path) -> None:
+    hub = Echo(tmp_path)
+    hub.server_options = ()
+    with hub, pytest.raises(RunError, match=r"the run's program differs in echo/client\.py"):
+        hub.submit(hub.app)
+
+
+@pytest.mark.slow
 def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path: Path) -> None:
     with Echo(tmp_path) as hub:
         # The operator's listener serves such a call, so it is the filter that refuses them below.

@@ -1,7 +1,9 @@
 """Apps of runs are unpacked as a whole before a run begins."""
 
 import hashlib
+import io
 import logging
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +20,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def started(content: bytes) -> str:
+def started(content: bytes, any_app: bool = False) -> str:
     """Start a run with an app -> what flwr calls the app."""
     state = SimpleNamespace(store_fab=lambda app: hashlib.sha256(app.content).hexdigest())
-    unpacked_first(state)
+    unpacked_first(state, any_app)
     return state.store_fab(SimpleNamespace(content=content))
 
 
@@ -59,5 +61,49 @@ def test_what_is_no_app_is_left_to_the_runs_program(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert started(b"no app") == hashlib.sha256(b"no app").hexdigest()
+        assert started(b"no app", any_app=True) == hashlib.sha256(b"no app").hexdigest()
     assert "cannot be unpacked" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "odd"),
+    [
+        ({}, ""),
+        ({"server/app.py": "import os"}, "differs in server/app.py"),
+        ({"fedda/__init__.py": ""}, "differs in fedda/__init__.py"),
+        ({"server/more.py": ""}, "differs in server/more.py"),
+        ({"torch/__init__.py": ""}, "differs in torch/__init__.py"),
+        ({"clients/../server/app.py": ""}, r"differs in clients/\.\./server/app.py"),
+        ({".info/../server/app.py": ""}, r"differs in \.info/\.\./server/app.py"),
+        ({"pyproject.toml": '[tool.flwr.app.components]\nserverapp = "os:path"'}, "pyproject"),
+        ({"pyproject.toml": ""}, "pyproject"),
+        ({"pyproject.toml": "no toml"}, "no Flower app"),
+    ],
+)
+def test_only_this_installations_own_program_is_run(
+    home: Path, tmp_path: Path, change: dict[str, str], odd: str
+) -> None:
+    """A run's program runs as the server's user, whoever started it."""
+    content = flower.build_fab_from_disk(bundle.stage(tmp_path / "app"))
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as packed:
+        for name, text in (files | change).items():
+            packed.writestr(name, text)
+    if not odd:
+        started(made.getvalue())
+        return
+    with pytest.raises(flower.FlowerError, match=odd):
+        started(made.getvalue())
+    assert not home.exists()
+
+
+def test_of_two_files_of_one_name_none_is_run(home: Path, tmp_path: Path) -> None:
+    content = io.BytesIO(flower.build_fab_from_disk(bundle.stage(tmp_path / "app")))
+    with zipfile.ZipFile(content) as packed:
+        own = packed.read("server/app.py")
+    with zipfile.ZipFile(content, "a") as packed, pytest.warns(UserWarning, match="Duplicate"):
+        packed.writestr("server/app.py", own)
+    with pytest.raises(flower.FlowerError, match=r"differs in server/app.py"):
+        started(content.getvalue())

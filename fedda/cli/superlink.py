@@ -45,6 +45,7 @@ def superlink(
     verbose: Annotated[bool, typer.Option("--verbose")] = False,
     warm: Annotated[int, typer.Option(min=0, max=1)] = 1,
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
+    any_app: Annotated[bool, typer.Option("--any-app", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server: sites get the Fleet API only, over TLS and with a registered key.
@@ -56,8 +57,8 @@ def superlink(
       fedda superlink --dir hub --host 0.0.0.0
 
     The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, and on Linux only
-    the account that runs the server, and root: it asks for no password, and a run is a program.
-    `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. Any browser here shows the newest run
+    the account that runs the server, and root, as it asks for no password. It runs no other app
+    than this fedda. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. A browser shows the newest run
     at /live there, and `fedda watch` does in a terminal.
 
     A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
@@ -107,6 +108,7 @@ def superlink(
             limits=gateway.ListenerLimits(connections, address_connections),
             warm=directory / "programs" if warm else None,
             reserved=reserved,
+            any_app=any_app,
         )
         ca = None if insecure else directory / "ca.crt"
         admin = f"127.0.0.1:{admin_port}"

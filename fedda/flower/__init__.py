@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.corestate import in_memory_corestate, sql_corestate
     from flwr.supercore.date import now
+    from flwr.supercore.error import ApiErrorCode, FlowerError
     from flwr.supercore.fab import Fab
     from flwr.supercore.inflatable.inflatable_object import (
         InflatableObject,

@@ -6,14 +6,16 @@ beside it. The app is then the same whether fedda was installed from a wheel or 
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedda import __version__
 from fedda.errors import RunError
 from fedda.halves import HERE, ROOT
 from fedda.settings import defaults
 
+COMPONENTS = {"serverapp": "server.app:app", "clientapp": "clients.app:app"}
 FOLDERS = ("clients", "strategies", "server")
 PYPROJECT = """\
 [project]
@@ -27,8 +29,7 @@ publisher = "fedda"
 fab-include = ["fedda/**/*.py", "clients/**/*.py", "strategies/**/*.py", "server/**/*.py"]
 
 [tool.flwr.app.components]
-serverapp = "server.app:app"
-clientapp = "clients.app:app"
+{components}
 
 [tool.flwr.app.config]
 {config}
@@ -54,12 +55,17 @@ def stage(folder: Path, settings: Collection[str] | None = None, study: str = ""
             "app: give an empty or a new one"
         )
     of = f", for the study {study}" * bool(study)
-    for source, name in _modules():
+    for source, name in modules():
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(source.read_bytes())
     (folder / "pyproject.toml").write_text(
-        PYPROJECT.format(version=__version__, config=config_table(settings), of=of),
+        PYPROJECT.format(
+            version=__version__,
+            components=_table(COMPONENTS),
+            config=config_table(settings),
+            of=of,
+        ),
         encoding="utf-8",
     )
     return folder
@@ -69,11 +75,15 @@ def config_table(settings: Collection[str] | None = None) -> str:
     """Settings with their defaults, as the lines of `[tool.flwr.app.config]`; by default all."""
     known = defaults()
     chosen = known if settings is None else {k: v for k, v in known.items() if k in settings}
+    return _table(chosen)
+
+
+def _table(entries: Mapping[str, Any]) -> str:
     # A text, number or truth value is written the same way in JSON and TOML.
-    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in entries.items())
 
 
-def _modules() -> Iterator[tuple[Path, Path]]:
+def modules() -> Iterator[tuple[Path, Path]]:
     """Every module's file, and its path in the app."""
     for path in sorted(HERE.rglob("*.py")):
         inside = path.relative_to(HERE)

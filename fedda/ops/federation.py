@@ -67,6 +67,7 @@ class Deployment:
         insecure: bool = False,
         threads: int = 1,
         database: Path | None = None,
+        server_options: Sequence[str] = (),
         client_options: Mapping[str, Sequence[str]] | None = None,
         env: Mapping[str, str] | None = None,
         patience: float = 90.0,
@@ -79,6 +80,7 @@ class Deployment:
             insecure: do without TLS and keys.
             threads: of torch, per site.
             database: file of the server's state, if it is to survive a restart.
+            server_options: further options of `fedda superlink`.
             client_options: further options of `fedda-client`, by site.
             env: further environment variables of every process.
             patience: seconds to wait until the server is ready, and until all sites are online.
@@ -90,6 +92,7 @@ class Deployment:
         self.insecure = insecure
         self.threads = threads
         self.database = database
+        self.server_options = server_options
         self.client_options = dict(client_options or {})
         self.patience = patience
         self._reserved = Reserved(), Reserved()
@@ -140,6 +143,7 @@ class Deployment:
         options += ["--reserved"]
         options += ["--insecure"] if self.insecure else []
         options += ["--database", self.database] if self.database else []
+        options += self.server_options
         process = self._start("superlink", ["superlink", *options])
         process.wait_for("ready:", self.patience)
         return process

@@ -69,7 +69,7 @@ class GatewaySettings:
     file that `control.Folder` writes: with it, a run takes a site only by its registered name. With
     `warm`, a folder for an executable, programs of runs are forked from a process that has imported
     what they need. `reserved` says that the ports are held by another process of this user
-    (`spawn.Reserved`).
+    (`spawn.Reserved`). With `any_app`, runs of other apps than this one are taken, for tests.
     """
 
     host: str = spawn.LOOPBACK
@@ -83,6 +83,7 @@ class GatewaySettings:
     limits: ListenerLimits = field(default_factory=ListenerLimits)
     warm: Path | None = None
     reserved: bool = False
+    any_app: bool = False
 
 
 def run(
@@ -205,7 +206,7 @@ async def _serve(
 
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
-    unpacked_first(state)
+    unpacked_first(state, settings.any_app)
     queued(state)
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller

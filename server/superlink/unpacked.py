@@ -1,4 +1,6 @@
-"""The app of a run, unpacked as a whole before the run begins.
+"""The app of a run: it must be this installation's own, and is unpacked before the run begins.
+
+A run's program is its app, and runs as the server's user; so no other app is taken.
 
 flwr has each run's program unpack its app, file by file, to where all runs of this app look for it,
 and take what is there for whole. Of two first runs that begin together one would find half of it;
@@ -10,20 +12,31 @@ import logging
 import os
 import tempfile
 import threading
+import tomllib
 import zipfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedda import flower
+from fedda.ops import bundle
 
 log = logging.getLogger("fedda.superlink")
 
 
-def unpacked_first(state: Any) -> None:
-    """Let flwr's LinkState unpack each app that a run is started with."""
+def unpacked_first(state: Any, any_app: bool = False) -> None:
+    """Let flwr's LinkState unpack each app that a run is started with, if it is this one.
+
+    Args:
+        state: the LinkState.
+        any_app: whether another app is taken, too, as in tests.
+    """
     store, one_by_one = state.store_fab, threading.Lock()
 
     def stored(app: Any) -> str:
+        if not any_app and (odd := foreign(app.content)):
+            raise flower.FlowerError(flower.ApiErrorCode.NO_PERMISSIONS, odd, odd)
         name = store(app)
         try:
             with one_by_one:
@@ -33,6 +46,36 @@ def unpacked_first(state: Any) -> None:
         return name
 
     state.store_fab = stored
+
+
+def foreign(content: bytes) -> str:
+    """What of an app is not of this installation, in a sentence; empty if all is.
+
+    Its pyproject.toml may differ, as it holds the run's settings, but not in what is executed.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            names = [name for name in packed.namelist() if not name.endswith("/")]
+            files = {name: packed.read(name) for name in names}
+        about = tomllib.loads(files.pop("pyproject.toml", b"").decode())
+    except (ValueError, zipfile.BadZipFile):
+        return "the run's program is no Flower app"
+    own = {path.as_posix(): source for source, path in bundle.modules()}
+    odd = [name for name, text in files.items() if not _is_own(name, text, own)]
+    odd += [name for name, times in Counter(names).items() if times > 1]
+    if about.get("tool", {}).get("flwr", {}).get("app", {}).get("components") != bundle.COMPONENTS:
+        odd.append("pyproject.toml")
+    return (
+        f"the run's program differs in {odd[0]} from the fedda that the server runs: start the run "
+        "with the same version of fedda, and the server anew after it was changed"
+        if odd
+        else ""
+    )
+
+
+def _is_own(name: str, text: bytes, own: Mapping[str, Path]) -> bool:
+    """Whether a file is a module of this installation, or what flwr notes of all files."""
+    return own[name].read_bytes() == text if name in own else name == ".info/CONTENT"
 
 
 def unpack(content: bytes, name: str) -> None:
