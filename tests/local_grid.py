@@ -44,6 +44,7 @@ TESTED, SIDE, CLASSES = 24, 8, 4
 
 # No more than one pass over a site's few examples in a round, and KD3A by the paper.
 PLAIN: dict[str, Any] = {
+    "model.hidden": "",
     "model.dropout": 0.0,
     "train.steps": 0,
     "train.carry-momentum": False,

@@ -16,7 +16,7 @@ from fedda.cli import app
 from fedda.comparison import Plan, Variant
 from tests.test_refine import clouds
 
-SHORT = ("--rounds", "2", "-c", "model.name=mlp", "-c", "model.sizes=16", "--jobs", "1")
+SHORT = ("--rounds", "2", "-c", "model.name=mlp", "-c", "model.hidden=16", "--jobs", "1")
 FEDAVG, KD3A = Variant("fedavg"), Variant("kd3a")
 
 

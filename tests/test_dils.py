@@ -20,7 +20,7 @@ from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from server.journal import Journal
 from server.simulation import simulate
-from tests.local_grid import CLASSES, make_domains, stop_after
+from tests.local_grid import CLASSES, PLAIN, make_domains, stop_after
 from tests.reference import windows
 from tests.reference.adversarial import shorten
 from tests.reference.lazy import mapping, whole_loss
@@ -29,6 +29,7 @@ STEPS, SIDE = 3, 16  # steps per round: 40 and 48 images in batches of 16
 DI_LR, LR, HEAD_LR, GAMMA = 0.01, 0.003, 0.001, 10.0
 BETAS, DI_BETAS = (0.6, 0.99), (0.4, 0.995)
 DILS: dict[str, Any] = {
+    **PLAIN,
     "method": "dils",
     "rounds": 2,
     "run.name": "pair",
@@ -182,7 +183,7 @@ def test_two_sites_compute_the_same_as_one_loop_with_all_data(
         found = state_of(tmp_path, site, 2)
         for name, value in DI.state_dict().items():
             mine = found[f"discriminator/discriminator/{name}"]
-            torch.testing.assert_close(mine, value, rtol=1e-4, atol=5e-6)
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=2e-5)
         for name, value in wanted.state_dict().items():
             if site == "town" and name.startswith("head."):
                 value = S.state_dict()[name]  # with CADA the target takes it over

@@ -42,7 +42,7 @@ def test_a_task_does_not_contain_the_servers_paths():
         config = RunConfig.parse({"method": "feddadil", "feddadil.encoder-share": 0.3} | settings)
         return config.task("feddadil", 0, (1, 8, 8), ("a", "b"), 4)
 
-    assert task().schedule == "encoder 6, dictionary 14"
+    assert task().schedule == "encoder 12, dictionary 28"
     started = task(**{"run.start-from": "/home/operator/runs/digits"})
     assert started.schedule == "dictionary 20"  # with a finished encoder, FedAvg has no rounds
     assert not [value for value in started.flat().values() if "operator" in str(value)]

@@ -32,6 +32,7 @@ from server.journal import Event, Journal, Listener
 from server.simulation import simulate
 from tests.local_grid import (
     CLASSES,
+    PLAIN,
     SETTINGS,
     SIDE,
     Bench,
@@ -49,6 +50,7 @@ from tests.reference import windows
 
 SHIFTS = {"home": 0.0, "near": 1.0, "far": 2.0, "aside": -1.0}
 CHAIN: dict[str, Any] = {
+    **PLAIN,
     "method": "fruda",
     "run.name": "chain",
     "run.baseline": "",
@@ -311,7 +313,8 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
     several: list[Node], tmp_path: Path
 ) -> None:
     lr, lr_DI, gamma, betas = 0.003, 0.02, 3.0, (0.4, 0.9)
-    flat = {
+    flat = PLAIN | {
+        "guard.max-update": 0.0,
         "method": "fruda", "rounds": 2, "run.name": "m", "run.dir": str(tmp_path),
         "model.name": "mlp", "model.hidden": "16", "train.batch-size": 16, "fruda.pretrain": 0,
         "fruda.select": "all", "fruda.gamma": gamma, "fruda.epochs": 1, "fruda.lr": lr,
@@ -655,6 +658,7 @@ def test_a_candidate_whose_model_the_target_cannot_use_is_left_out(
     monkeypatch.setattr(client, "checked", lambda self, p: p.nan_to_num())
     own = {"reproducible": False, "state-dir": str(tmp_path / "state")}
     more = {"rounds": 3, "fruda.pretrain": 1, "guard.max-change": 0, "guard.max-statistics": 0}
+    more |= {"guard.max-update": 0}  # else it is scaled to one that can be used
     training = runs_in([node | own for node in several], {"bert": scaled(factor)}, **more)
     assert [r["name"] for r in training["selection"]["candidates"]] == ["anna", "carl"]
     said = [t["text"] for t in training["troubles"] if (t["what"], t["site"]) == LEFT_OUT]

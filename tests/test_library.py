@@ -36,11 +36,13 @@ FEW: dict[str, Any] = {
     "input_size": 8,
     "model_name": "mlp",
     "model_hidden": "16",
+    "model_dropout": 0.0,
     "train_batch_size": 10,
+    "train_steps": 0,
     "quiet": True,
 }
 WORDS = ["-c", "rounds=2", "-c", "input.size=8", "-c", "model.name=mlp", "-c", "model.hidden=16"]
-WORDS += ["-c", "train.batch-size=10"]
+WORDS += ["-c", "train.batch-size=10", "-c", "train.steps=0", "-c", "model.dropout=0"]
 
 
 def site(seed: int, n: int = 30) -> tuple[np.ndarray, np.ndarray]:
@@ -412,7 +414,7 @@ def small(shape: tuple[int, ...]) -> nn.Module:
 
 
 def own(**changes: Any) -> dict[str, Any]:
-    few = {k: v for k, v in FEW.items() if not k.startswith("model_")}
+    few = {k: v for k, v in FEW.items() if k not in ("model_name", "model_hidden")}
     return few | changes
 
 

@@ -169,6 +169,7 @@ def keyed(nodes: list[Node], folder: Path) -> list[Node]:
 
 # As a lying server would, this one refuses no model by itself.
 LINEAR = {"model__name": "identity", "model__hidden": "", "guard__max_change": 0.0}
+LINEAR |= {"guard__max_update": 0.0}
 
 
 @pytest.mark.parametrize("weighting", ["focus", "gap"])

@@ -154,7 +154,7 @@ def test_many_columns_are_reduced_alike_in_every_run() -> None:
 
 
 def network(seed: int, shape: tuple[int, ...] = (12,), **config: Any) -> tuple[Model, ModelConfig]:
-    made = ModelConfig.model_validate({"name": "mlp", "sizes": "16", **config})
+    made = ModelConfig.model_validate({"name": "mlp", "hidden": "16", **config})
     return models.build(made, shape, 3, seed), made
 
 
@@ -176,8 +176,8 @@ def test_it_is_kept_and_read_as_other_models_are(tmp_path: Path) -> None:
 
 def test_images_are_told_apart_by_the_last_members_features(tmp_path: Path) -> None:
     x = torch.randint(0, 255, (60, 1, 8, 8), dtype=torch.uint8, generator=generator("images"))
-    made, config = network(0, (1, 8, 8), name="digit-cnn", sizes="")
-    other, _ = network(1, (1, 8, 8), name="digit-cnn", sizes="")
+    made, config = network(0, (1, 8, 8), name="digit-cnn", hidden="")
+    other, _ = network(1, (1, 8, 8), name="digit-cnn", hidden="")
     kept = refining.refined_model(other, made, x, config, (1, 8, 8))
     assert len(refined.members_of(kept.model)) == 3  # with the target's statistics, too
     answers = models.predict(kept.model, x)

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("signal_handlers")
 
 SETTINGS = (
     "model.name=mlp model.hidden=16 train.augment=none train.batch-size=20 train.lr=.5 "
-    "exchange.min-examples=20 exchange.expose-features=true pretrain=4 measure.steps=30"
+    "exchange.min-examples=20 exchange.expose-features=true pretrain=4 measure.steps=30 "
+    "train.steps=0 train.carry-momentum=false train.weight-decay=0"
 )
 ROW: dict[str, Any] = {
     "name": "a", "labelled": True, "eps": 0.125, "theta": 1.5, "w1": 2.0, "w1-error": 0.04,

@@ -365,6 +365,7 @@ def test_a_source_whose_model_the_target_cannot_use_is_left_out(
     nodes = [node | {"reproducible": False} for node in with_state(domains, tmp_path)]
     settings = SHOT | {"method": method, f"{method}.epochs": 3, "run.dir": str(tmp_path)}
     settings |= {"rounds": 3, "guard.max-change": 0.0, "guard.max-statistics": 0.0}
+    settings |= {"guard.max-update": 0.0}  # else it is scaled to one that can be used
     lie = {"bert": reshaped(lambda model: {n: times(a, factor) for n, a in model.items()})}
     results, events = run(nodes, settings, script=lie)
     (training,) = results["trainings"][method]
@@ -395,7 +396,7 @@ def test_what_may_cross() -> None:
     }
     assert not adapt.test.enters.arrays and not adapt.test.enters.numbers
     assert not [n for n in adapt.test.leaves.numbers if n.startswith("above")]
-    assert adapt.test.leaves.numbers < TEST.leaves.numbers
+    assert adapt.test.leaves.numbers == TEST.leaves.numbers
 
 
 def test_a_run_from_a_finished_model_needs_no_source(domains: list[Node], tmp_path: Path) -> None:

@@ -495,7 +495,7 @@ def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str)
 MLP = ModelConfig(name="mlp", hidden="16")
 WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
     "model": (ModelConfig(name="lenet"), (1, 16, 16), "0123", "has model 'lenet', but this run"),
-    "sizes": (ModelConfig(name="mlp", hidden="8"), (1, 8, 8), "0123", "has sizes '8', but this"),
+    "sizes": (ModelConfig(name="mlp", hidden="8"), (1, 8, 8), "0123", "has hidden layers '8', but this"),
     "shape": (MLP, (3, 8, 8), "0123", r"has inputs of shape \(3, 8, 8\), but this run has \(1, 8"),
     "more classes": (MLP, (1, 8, 8), "01234", "knows 4, which this run does not; start from"),
     "fewer": (MLP, (1, 8, 8), "012", "does not know 3; start from a run with the same"),

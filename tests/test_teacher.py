@@ -363,7 +363,8 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     def simulated(name: str, targets: str, *more: str) -> Any:
         words = ["run", "fedavg", "--simulate", str(tmp_path / "data"), "--target", targets]
         words += ["--dir", str(place), "--name", name, "--rounds", "3", "-c", "model.name=mlp"]
-        return CliRunner().invoke(app, [*words, "-c", "model.hidden=16", *more])
+        words += ["-c", "model.hidden=16", "-c", "train.steps=0"]
+        return CliRunner().invoke(app, [*words, *more])
 
     assert simulated("plain", "town").exit_code == 0
     assert simulated("taught", "town", "--teacher", str(file)).exit_code == 0

@@ -99,7 +99,7 @@ class Gate:
             self._check_exchange(request.exchange.invitation)
         limits = self.policy.limits
         # Atoms and discriminators may be larger in one phase than in another.
-        key = (task.model, task.dims, task.classes, task.options, phase, request.is_test)
+        key = (task.model, task.dims, task.classes, task.options, phase, request.hop, request.part)
         if key != self._measured[0]:
             self._measured = key, sizes.check_parameters(request, limits.parameters)
         return self._measured[1]

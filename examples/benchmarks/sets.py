@@ -34,7 +34,7 @@ VECTORS = {
 TABLES = ("heart",)  # of VECTORS, those with gaps: the preset `table` as it is
 ROUNDS = 20  # with vectors; a third of the preset's, so that a set takes minutes per seed
 IMAGES = 300  # of a domain of rotated
-PENS: Flat = {"model.name": "mlp", "model.sizes": "100", "train.batch-size": 32, "rounds": 12}
+PENS: Flat = {"model.name": "mlp", "model.hidden": "100", "train.batch-size": 32, "rounds": 12}
 
 
 def plan(args: argparse.Namespace, name: str) -> Plan:

@@ -261,7 +261,7 @@ def compare(
         out, scratch = place_of(dir)
         stack.enter_context(removing(scratch))
         variants, base = options.variants_of(list(methods), baseline, oracle)
-        flat = options.shared_of([], several(preset), 0) | own | own_model.settings_of(network)
+        flat = options.shared_of([], several(preset), 0) | own_model.settings_of(network) | own
         unread = targets if len(targets) == 1 and not oracle else []
         plan = options.plan_of(
             own_data.folder_of(data, out / DATA, unread),

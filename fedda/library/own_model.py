@@ -22,7 +22,7 @@ Network = Callable[[tuple[int, ...]], nn.Module]
 
 
 def settings_of(network: Network | None) -> Flat:
-    """The setting that chooses a network of one's own; empty without one.
+    """The settings that choose a network of one's own, as it is; empty without one.
 
     Raises:
         ConfigError: it is a module and not a function that makes one.
@@ -35,7 +35,7 @@ def settings_of(network: Network | None) -> Flat:
             "give a function that takes the shape of one input and makes the network."
         )
     plain = re.sub(r"[^\w.-]", "-", getattr(network, "__name__", type(network).__name__))
-    return {"model.name": f"own:{plain[:90]}"}
+    return {"model.name": f"own:{plain[:90]}", "model.hidden": ""}
 
 
 @contextmanager

@@ -313,5 +313,5 @@ def _settings(
         "run.seeds": ",".join(map(str, chosen_seeds(seeds))),
         "run.start-from": str(Path(start_from).absolute()) if start_from else "",
     }
-    changes = own | own_model.settings_of(network)
+    changes = own_model.settings_of(network) | own
     return new_settings(method, several(preset), given, baseline, changes)
