@@ -1,6 +1,7 @@
 """Apps of runs are unpacked as a whole before a run begins."""
 
 import hashlib
+import inspect
 import io
 import logging
 import zipfile
@@ -11,7 +12,7 @@ import pytest
 
 from fedda import flower
 from fedda.ops import bundle
-from server.superlink.unpacked import unpacked_first
+from server.superlink.unpacked import STORES, unpacked_first
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def started(content: bytes, any_app: bool = False) -> str:
     """Start a run with an app -> what flwr calls the app."""
-    state = SimpleNamespace(store_fab=lambda app: hashlib.sha256(app.content).hexdigest())
+    state = SimpleNamespace(store_app=lambda fab, **_: hashlib.sha256(fab.content).hexdigest())
     unpacked_first(state, any_app)
-    return state.store_fab(SimpleNamespace(content=content))
+    return state.store_app(fab=SimpleNamespace(content=content), app_type="serverapp")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -63,6 +64,14 @@ def test_what_is_no_app_is_left_to_the_runs_program(
     with caplog.at_level(logging.WARNING):
         assert started(b"no app", any_app=True) == hashlib.sha256(b"no app").hexdigest()
     assert "cannot be unpacked" in caplog.text
+
+
+def test_all_ways_in_which_flwr_keeps_an_app_are_known() -> None:
+    """Of a version with another one, the apps of runs would be neither checked nor unpacked."""
+    for kind in (flower.in_memory_corestate.InMemoryCoreState, flower.sql_corestate.SqlCoreState):
+        stores = {name for name in dir(kind) if name.startswith("store_")}
+        apps = {n for n in stores if "fab" in inspect.signature(getattr(kind, n)).parameters}
+        assert apps and apps <= {*STORES}
 
 
 @pytest.mark.parametrize(

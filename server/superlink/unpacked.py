@@ -15,12 +15,16 @@ import threading
 import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from fedda import flower
 from fedda.ops import bundle
+
+STORES = ("store_fab", "store_app")  # by which flwr's LinkStates keep an app; which differs
 
 log = logging.getLogger("fedda.superlink")
 
@@ -32,20 +36,23 @@ def unpacked_first(state: Any, any_app: bool = False) -> None:
         state: the LinkState.
         any_app: whether another app is taken, too, as in tests.
     """
-    store, one_by_one = state.store_fab, threading.Lock()
+    one_by_one = threading.Lock()
 
-    def stored(app: Any) -> str:
-        if not any_app and (odd := foreign(app.content)):
+    def stored(store: Callable[..., Any], *fab: Any, **named: Any) -> Any:
+        content = (fab or (named["fab"],))[0].content
+        if not any_app and (odd := foreign(content)):
             raise flower.FlowerError(flower.ApiErrorCode.NO_PERMISSIONS, odd, odd)
-        name = store(app)
+        done = store(*fab, **named)
         try:
             with one_by_one:
-                unpack(app.content, name)
+                unpack(content, sha256(content).hexdigest())
         except Exception as error:  # the run's program will meet the same, and say so in its log
             log.warning("the app of a run cannot be unpacked: %s", error)
-        return name
+        return done
 
-    state.store_fab = stored
+    for name in STORES:
+        if hasattr(state, name):
+            setattr(state, name, partial(stored, getattr(state, name)))
 
 
 def foreign(content: bytes) -> str:
@@ -66,10 +73,7 @@ def foreign(content: bytes) -> str:
     if about.get("tool", {}).get("flwr", {}).get("app", {}).get("components") != bundle.COMPONENTS:
         odd.append("pyproject.toml")
     return (
-        f"the run's program differs in {odd[0]} from the fedda that the server runs: start the run "
-        "with the same version of fedda, and the server anew after it was changed"
-        if odd
-        else ""
+        f"the run's program differs in {odd[0]}: use the fedda that the server has" if odd else ""
     )
 
 
