@@ -29,7 +29,6 @@ BETAS = (0.4, 0.99)
 FAST = 100.0  # times the rate at which a critic soon meets its bound
 SETTINGS: dict[str, Any] = {
     **PLAIN,
-    "guard.max-update": 0.0,  # twins add up gradients as they are
     "fdann.reversal.strength": 1.0,
     "fwdgrl.reversal.strength": 1.0,
     "fdan.reversal.strength": 1.0,

@@ -51,6 +51,7 @@ PLAIN: dict[str, Any] = {
     "train.weight-decay": 0.0,
     **{f"kd3a.{name}": value for name, value in kd3a.PRESETS["paper"].items()},
     "kd3a.focus-from": 0.01,
+    "guard.max-update": 0.0,  # else a source of few examples is scaled down beside others
 }
 FAST: dict[str, Any] = {
     **PLAIN,

@@ -33,6 +33,19 @@ CANDIDATES += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "rounds=3"
 CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
 CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
 CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
+FIVE = ("--data", "HERE/data", "--out", "HERE/five", "--results", "HERE/made", "--small")
+FIVE += (
+    "--images",
+    "40",
+    "--rounds",
+    "1",
+    "--method",
+    "fedavg",
+    "--target",
+    "usps",
+    "--seeds",
+    "0",
+)
 FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "160")
 FEWER += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "rounds=2")
 FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
@@ -80,6 +93,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "chain": CHAIN,
     "teacher": TEACHER,
     "dictionary": DICTIONARY,
+    "digit_five": FIVE,
     "exchange": (*EXCHANGE, "--skip-flower"),
     "feddadil": (
         "--batch",

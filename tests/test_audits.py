@@ -287,7 +287,7 @@ def test_moments_by_hand(tmp_path: Path) -> None:
 
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
-    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6))
+    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6), focus="marginal")
     u = kd3a.numbers_of_vote(options, p)
     sure = p.amax(dim=2) > 0.6
     Q = [kd3a.quality(kd3a.knowledge_vote(p[:, own], 0.6)) for own in ([0, 1, 2], [1, 2])]

@@ -103,6 +103,15 @@ def test_accuracy_against_epsilon_in_small(here: Path) -> None:
     assert f"`privacy.noise` is {noise:g}" in (here / "made" / "privacy-demo.md").read_text()
 
 
+@of("digit_five")
+def test_digit_five_in_small(here: Path) -> None:
+    found = printed("digit_five", here)
+    assert set(found["last"]) == {"FedAvg"} and 0 <= found["last"]["FedAvg"]["usps"][0] <= 1
+    text = (here / "made" / "digit-five-small.md").read_text()
+    assert "| KD3A, published" in text and "| FedAvg, refined" in text
+    assert (here / "five" / "data" / "syn.npz").is_file()
+
+
 @of("candidates")
 def test_candidates_that_lie_in_small(here: Path) -> None:
     found = printed("candidates", here)

@@ -155,6 +155,7 @@ def test_every_table_of_photos_has_valid_settings(load: Any) -> None:
 # and, where models are averaged, every round has one step.
 EXACT = ("rounds=4", "model.name=mlp", "model.hidden=16,8", "train.lr=0.05", "exchange.clip=1e6")
 SGD = ("discriminator.optimizer=sgd", "discriminator.lr=0.5")
+EXACT += ("model.dropout=0", "train.steps=0", "train.carry-momentum=false", "train.weight-decay=0")
 EXACT += ("exchange.p=1", "exchange.min-examples=32", "exchange.expose-features=true")
 
 

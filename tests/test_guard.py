@@ -37,7 +37,7 @@ from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
-from server.superlink import account, guard, registered
+from server.superlink import guard, port_owner, registered
 from server.superlink.book import Book, RefusedCall
 from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
 from server.superlink.guard import Caller, Guard, Unwelcome, Used
@@ -179,34 +179,38 @@ def test_an_operator_may_let_one_address_have_as_many_connections_as_the_system_
 
 
 @pytest.fixture
-def operators() -> Iterator[account.Local]:
-    with account.Local(socket.AF_INET, socket.SOCK_STREAM) as listener:
+def operators() -> Iterator[port_owner.Local]:
+    with port_owner.Local(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener
 
 
-def connected(listener: account.Local) -> int:
+def connected(listener: port_owner.Local) -> int:
     """Connect to a listener -> the port of the connection, which stays open."""
     with socket.create_connection(listener.getsockname()) as made, listener.accept()[0]:
         return made.getsockname()[1]
 
 
-@pytest.mark.skipif(not account.TCP.exists(), reason="this system does not say whose a socket is")
+@pytest.mark.skipif(
+    not port_owner.TCP.exists(), reason="this system does not say whose a socket is"
+)
 def test_connections_of_other_accounts_are_known(
-    operators: account.Local, monkeypatch: pytest.MonkeyPatch
+    operators: port_owner.Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connected(operators)
     assert not operators.strangers
     own = os.geteuid()
-    monkeypatch.setattr(account, "ROOT", -2)
+    monkeypatch.setattr(port_owner, "ROOT", -2)
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
     port = connected(operators)
     assert operators.strangers == {port}
 
 
-@pytest.mark.skipif(not account.TCP.exists(), reason="this system does not say whose a socket is")
-def test_a_connection_that_was_closed_is_nobodys(operators: account.Local) -> None:
+@pytest.mark.skipif(
+    not port_owner.TCP.exists(), reason="this system does not say whose a socket is"
+)
+def test_a_connection_that_was_closed_is_nobodys(operators: port_owner.Local) -> None:
     """The system calls a socket root's whose program has closed it."""
     with socket.create_connection(operators.getsockname()) as made:
         port = made.getsockname()[1]
@@ -215,9 +219,9 @@ def test_a_connection_that_was_closed_is_nobodys(operators: account.Local) -> No
 
 
 def test_where_the_system_does_not_say_nobody_is_told_apart(
-    operators: account.Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    operators: port_owner.Local, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(account, "TCP", tmp_path / "none")
+    monkeypatch.setattr(port_owner, "TCP", tmp_path / "none")
     connected(operators)
     assert not operators.strangers
 

@@ -20,7 +20,7 @@ from fedda.exchange import Group, Host, LocalHost, Outliers
 from fedda.exchange.groups import Invitation
 from fedda.exchange.in_process import LocalStream
 from fedda.exchange.meeting import Meeting
-from fedda.exchange.outliers import Found
+from fedda.exchange.outliers import Excess
 from fedda.maths.bounds import Peers
 from tests.adversarial_runs import run
 from tests.local_grid import Node
@@ -81,7 +81,7 @@ def falsify(stream: Any, lie: Lie) -> None:
 
 def sums(
     host: Any, groups: Sequence[Group], lie: Lie | None, times: float = TIMES
-) -> tuple[dict[str, list[np.ndarray]], Mapping[str, Found]]:
+) -> tuple[dict[str, list[np.ndarray]], Mapping[str, Excess]]:
     """Run a session with a liar -> the sums of each group, and what was found in gradients."""
 
     def part(invitation: Invitation) -> dict[str, list[np.ndarray]]:
@@ -150,14 +150,14 @@ def test_a_gradient_without_numbers_is_left_out_of_its_sum(host: Any, by: float)
         kept = sum(gradient(s, index) for s in SOURCES if s != LIAR)
         wanted = kept * np.float32(5 / 4) + gradient("town", index)  # a mean over four sources
         np.testing.assert_array_equal(total, wanted)
-    assert odd == {LIAR: Found(numberless=SYNCS)}
+    assert odd == {LIAR: Excess(numberless=SYNCS)}
     found, odd = sums(host, PAIRS, lambda g: np.float32(by) * g)
     for name, totals in found.items():
         source = name.removeprefix("pair/")
         for index, total in enumerate(totals):
             honest = gradient(source, index) + gradient("town", index)
             np.testing.assert_array_equal(total, 0 * honest if source == LIAR else honest)
-    assert odd == {LIAR: Found(numberless=SYNCS)}
+    assert odd == {LIAR: Excess(numberless=SYNCS)}
 
 
 @pytest.mark.parametrize("groups", [ONE, PAIRS])
@@ -303,6 +303,7 @@ def test_gradients_without_numbers_are_left_out_and_their_site_is_named(
 
 
 SHORT: dict[str, Any] = {"fada.discriminator.sizes": "8", "mdan.discriminator.sizes": "8"}
+SHORT |= {"guard.max-update": TIMES}
 
 
 @pytest.mark.parametrize("method", ["fdann", "mdan"])
@@ -312,7 +313,7 @@ def test_honest_runs_have_the_same_bits_with_the_bound_and_without(
     models = []
     for times in (0.0, 5.0):
         events: list[dict[str, Any]] = []
-        limit = {"guard.max-update": times} | SHORT
+        limit = SHORT | {"guard.max-update": times}
         found = run(five, tmp_path / str(times), method, events.append, **limit)
         models.append(load_file(found["model"]))
         assert not [e for e in events if e["event"] == "trouble"]

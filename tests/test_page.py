@@ -335,7 +335,7 @@ def test_settings_that_differ_come_first() -> None:
     tables = read(results()).tables
     rows = {row[0]: row[1:] for row in tables["Settings that differ"][1:]}
     assert rows == {
-        "rounds": ["2", "20"],
+        "rounds": ["2", "40"],
         "kd3a.gate.low": ["0.8", "0.9"],
         "train.lr": ["0.0125", "0.02"],
         "of.another.version": ["3", "not known to this version"],

@@ -495,7 +495,12 @@ def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str)
 MLP = ModelConfig(name="mlp", hidden="16")
 WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
     "model": (ModelConfig(name="lenet"), (1, 16, 16), "0123", "has model 'lenet', but this run"),
-    "sizes": (ModelConfig(name="mlp", hidden="8"), (1, 8, 8), "0123", "has hidden layers '8', but this"),
+    "sizes": (
+        ModelConfig(name="mlp", hidden="8"),
+        (1, 8, 8),
+        "0123",
+        "has hidden layers '8', but this",
+    ),
     "shape": (MLP, (3, 8, 8), "0123", r"has inputs of shape \(3, 8, 8\), but this run has \(1, 8"),
     "more classes": (MLP, (1, 8, 8), "01234", "knows 4, which this run does not; start from"),
     "fewer": (MLP, (1, 8, 8), "012", "does not know 3; start from a run with the same"),
@@ -659,9 +664,9 @@ def test_progress_names_the_target_where_there_are_several(
     text = shown(run__name="both")
     for name in TARGETS:
         for number in (1, 2):
-            assert text.count(f"KD3A on {name}, seed {number} of 2: 1 round\n") == 1
+            assert text.count(f"KD3A on {name}, seed {number} of 2: 1 round, ") == 1
     text = shown(run__name="one", run__target="village")
-    assert "KD3A, seed 1 of 2: 1 round\n" in text and " on " not in text
+    assert "KD3A, seed 1 of 2: 1 round, " in text and " on " not in text
 
 
 # ---- the commands ------------------------------------------------------------------------------

@@ -87,6 +87,8 @@ def check_parameters(request: Request, most: int) -> int:
             f"The request asks for {task.model.name} with {task.classes} classes, {values:,} "
             f"values with all that {task.method} adds; this site takes {most:,} at most."
         )
+    if not own:  # what it adds is its own package's code to lay out
+        return BYTES * most * sum(times.values())
     return sum(n * layouts.get(p.split("/")[0], outline).nbytes for p, n in times.items())
 
 

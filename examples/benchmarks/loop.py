@@ -52,8 +52,7 @@ class Loop(ABC):
         layout = models.layout_of(config.model, config.train.layout)
         self.model.compute(models.Arithmetic(layout=layout))
         most = max(offer["examples"] for offer in offers.values())
-        steps = -(-most / config.train.batch_size // config.train.rounds_per_epoch)
-        self.steps = int(max(1, steps))
+        self.steps = config.train.steps_of(most)
 
     @abstractmethod
     def rounds(self) -> Iterator[int]:

@@ -18,7 +18,7 @@ from fedda.maths.bounds import NAMED, Peers
 
 
 @dataclass(frozen=True)
-class Found:
+class Excess:
     """What was found in the gradients of one site.
 
     Attributes:
@@ -45,7 +45,7 @@ class Outliers:
     """
 
     def __init__(self, guard: GuardConfig, sites: Collection[str]) -> None:
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, Excess] = {}
         self._bound, self._sites = (guard.max_update, guard.liars), dict.fromkeys(sites)
         self._syncs: dict[int, Peers] = {}  # at most two: of the current sync, and of the next one
 
@@ -69,7 +69,7 @@ class Outliers:
 
     def note(self, site: str, index: int) -> None:
         """Note that a gradient does not count as it is."""
-        peers, was = self._syncs[index], self.found.get(site, Found())
+        peers, was = self._syncs[index], self.found.get(site, Excess())
         if math.isfinite(peers.lengths[site]):
             if (peers.factor(site) or 0.0) >= NAMED:
                 return

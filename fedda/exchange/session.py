@@ -8,7 +8,7 @@ from typing import Self
 
 from fedda.exchange.groups import MAX_WAIT, Invitation
 from fedda.exchange.meeting import Meeting
-from fedda.exchange.outliers import Found
+from fedda.exchange.outliers import Excess
 from fedda.exchange.tally import Tally
 
 
@@ -49,7 +49,7 @@ class Session(ABC):
         """The smallest number of examples that a gradient summed over, by site."""
         return dict(self._meeting.fewest)
 
-    def outliers(self) -> Mapping[str, Found]:
+    def outliers(self) -> Mapping[str, Excess]:
         """What was found in the gradients of a site that did not count as they were, by site."""
         return self._meeting.outliers.found if self._meeting.outliers else {}
 

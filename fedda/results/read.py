@@ -238,7 +238,7 @@ def small_sites(results: Results) -> list[str]:
     small = [
         f"{printable(s['name'])} ({counted(s['examples'], 'image')})"
         for s in results["sites"]
-        if s["examples"] < least
+        if s.get("examples", least) < least
     ]
     rounds = max(len(t["rounds"]) for each in results["trainings"].values() for t in each)
     if not small or rounds >= LONG:

@@ -3,7 +3,7 @@
 gateway     one SuperLink behind two listeners
 listener    limits on connections: how many, how slow
 filter      the paths that sites and operators may call
-account     of which account of this machine an operator's connection is
+port_owner  of which account of this machine an operator's connection is
 guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
 direct      the frequent calls, answered without flwr's web stack

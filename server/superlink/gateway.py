@@ -30,13 +30,13 @@ from ..watching.live import Live
 from ..watching.told import Told
 from ..watching.watched import Watched
 from . import near
-from .account import Local
 from .allocator import one_pool
 from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
 from .late import awaited
 from .listener import Listener, ListenerLimits, Loop, Protocol
+from .port_owner import Local
 from .present import Present
 from .queued import queued
 from .site_calls import SiteCalls

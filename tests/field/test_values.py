@@ -68,6 +68,7 @@ def test_a_training_names_the_site_once(caplog: pytest.LogCaptureFixture) -> Non
 
 
 SMALL: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 2, "train_batch_size": 30}
+SMALL |= {"train_steps": 0, "train_carry_momentum": False, "train_weight_decay": 0.0}
 
 
 def test_a_guard_that_trips_over_raw_units_says_so() -> None:
@@ -82,8 +83,9 @@ def test_a_training_that_learns_nothing_names_dark_images_before_the_rate() -> N
     y = np.arange(90) % 3
     x = np.repeat(y, 256).reshape(90, 16, 16).astype(np.uint8)  # 0 to 2 of 255
     sites: Any = {name: (x, y, (x, y)) for name in ("anna", "bert", "town")}
-    settings = {"model_name": "mlp", "model_hidden": "8", "train_batch_size": 30, "quiet": True}
-    run = fedda.simulate(sites, "town", "fedavg", rounds=3, train_lr=1e-5, **settings)
+    run = fedda.simulate(
+        sites, "town", "fedavg", quiet=True, train_lr=1e-5, **SMALL | {"rounds": 3}
+    )
     texts = [each.text for each in run.results.doubts if "train.lr" in each.text]
     assert texts and all("a small part of their range" in text for text in texts)
 
