@@ -382,7 +382,8 @@ def test_however_long_a_lie_is_it_counts_as_the_bound(domains: list[Node], metho
     for by in (-10.0, -1000.0):
         resident.cache_clear()
         script = {"anna": lengthened(by)}
-        made = Bench(five(domains), method, script, run__expect=6, guard__max_change=0.0, **images)
+        limits = {"guard__max_change": 0.0, "guard__max_update": 1.5} | images
+        made = Bench(five(domains), method, script, run__expect=6, **limits)
         models.append(made.round()[0])
     for name in (n for n in models[0] if "running" not in n):
         np.testing.assert_allclose(models[0][name], models[1][name], rtol=1e-2, atol=2e-3)
@@ -403,6 +404,7 @@ def test_a_site_is_named_once_in_a_run_whose_updates_are_all_scaled(
     domains: list[Node], tmp_path: Path
 ) -> None:
     limits = {"guard.max-change": 0.0, "run.baseline": "", "rounds": 3, "method": "fedavg"}
+    limits |= {"guard.max-update": 1.5}
     script = {"anna": lengthened(50.0)}
     results, events = run(domains, limits | {"run.dir": str(tmp_path)}, script=script)
     (trouble,) = results["events"]
