@@ -212,7 +212,7 @@ def test_what_a_shift_makes_of_one_model_is_not_taken_for_uneven_classes() -> No
     assert refine.evidence(models.predict(model, moved)) == 1  # one class has nearly all
     made = refining.refined_model(None, model, moved, config, (12,))
     assert len(refined.members_of(made.model)) == 2  # also with its own statistics
-    assert made.model.head.offset.abs().max() < 0.1
+    assert made.model.head.get_buffer("offset").abs().max() < 0.1
     right = [float((q == y).double().mean()) for q in (before, made.after.argmax(dim=1))]
     assert right[1] > right[0] + 0.2
 

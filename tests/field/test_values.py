@@ -83,9 +83,8 @@ def test_a_training_that_learns_nothing_names_dark_images_before_the_rate() -> N
     y = np.arange(90) % 3
     x = np.repeat(y, 256).reshape(90, 16, 16).astype(np.uint8)  # 0 to 2 of 255
     sites: Any = {name: (x, y, (x, y)) for name in ("anna", "bert", "town")}
-    run = fedda.simulate(
-        sites, "town", "fedavg", quiet=True, train_lr=1e-5, **SMALL | {"rounds": 8}
-    )
+    still = SMALL | {"rounds": 8, "train_lr": 1e-6, "train_lr_end": 1e-6}
+    run = fedda.simulate(sites, "town", "fedavg", seeds=(1,), quiet=True, **still)
     texts = [each.text for each in run.results.doubts if "train.lr" in each.text]
     assert texts and all("a small part of their range" in text for text in texts)
 
