@@ -47,7 +47,8 @@ class Recorded(Federation):
     """A federation whose server records what crosses; the sites' data hold canaries only."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, client_options=LOW, database=directory / "state.db")
+        about: Any = {"database": directory / "state.db", "server_options": ["--any-app"]}
+        super().__init__(directory, client_options=LOW, **about)
         self.record = directory / "record"
         self.record.mkdir()
         with (self.app / "server" / "app.py").open("a") as file:

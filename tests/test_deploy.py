@@ -591,7 +591,7 @@ def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) ->
         text = blocks((DEPLOY / "README.md").read_text())
         (run,) = [c for c in command_lines(text) if c[:3] == ["fedda", "run", "dils"]][-1:]
         assert "--server" in run and "collaborator=clinic-a" in run
-        short = ["rounds=4", "pretrain=3", "train.lr=0.01"]
+        short = ["rounds=4", "pretrain=3", "train.lr=0.01", "train.steps=0", "model.hidden="]
         short += ["input.size=16", "input.channels=1", "run.expect=2"]
         changes = [word for each in short for word in ("-c", each)]
         made.run([*run, "--baseline", "none", *changes], hub)

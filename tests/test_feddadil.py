@@ -525,7 +525,7 @@ def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path:
     assert all("accuracy-encoder" in entry for entry in entries)  # all rounds train the dictionary
     assert not [q for q in grid.requests if str(tmp_path) in str(q.content.get("task"))]
     other = RunConfig.parse(FAST | {"model.hidden": "17", "method": "feddadil"})
-    with pytest.raises(ConfigError, match="has sizes '16', but this run has '17'"):
+    with pytest.raises(ConfigError, match="has hidden layers '16', but this run has '17'"):
         finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 

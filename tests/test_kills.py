@@ -74,8 +74,8 @@ class Stopping(Federation):
     """A federation whose runs' program can be stopped at the points above."""
 
     def __init__(self, directory: Path) -> None:
-        database = directory / "state.db"
-        super().__init__(directory, acting=True, database=database, client_options=LOW)
+        about: Any = {"database": directory / "state.db", "server_options": ["--any-app"]}
+        super().__init__(directory, acting=True, client_options=LOW, **about)
         self.halting = stage(directory / "halting")
         self.at, self.stopped = directory / "at", directory / "stopped"
         with (self.halting / "server" / "app.py").open("a") as file:
