@@ -36,7 +36,7 @@ def few(task: Task, planned: int) -> str:
     if not moves or not task.about.adapts or not 0 < planned < ENOUGH:
         return ""
     return (
-        f"{planned} steps at a source are planned, and a network that learns from its first "
-        f"weights gains little by {task.method} in fewer than {ENOUGH}; with --rounds "
-        f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, it has them"
+        f"{planned} steps at a source are planned; a network that learns from its first weights "
+        f"gains most by {task.method} after {ENOUGH} and more: --rounds "
+        f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, would give them"
     )

@@ -83,7 +83,7 @@ class Display(OnTerminal):
         self._above = above
         self._every = every
         self._story = tell((), config.flat() if config else None)
-        self._said = 0.0
+        self._said, self._hinted = 0.0, False
         self._numbers = Text()
         self._bar = bar(console, "round", "left")
         self._task = self._bar.add_task("starting", total=None, round="", left="")
@@ -141,8 +141,9 @@ class Display(OnTerminal):
         going = f"going on after round {done} of {rounds}" if done else plan
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
-        if event.get("few") and not done:
-            self._say(f"{self._name(key)}: {event['few']}", "yellow")
+        if event.get("few") and not (done or self._hinted):
+            self._say(f"  {event['few']}", "dim")
+            self._hinted = True
         self._said = event.get("time", 0.0)
         self._numbers = Text()
         self._update(key)
