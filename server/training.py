@@ -208,7 +208,9 @@ class TrainingRounds:
             state: after the last finished round.
             why: what went wrong; empty if it is no matter of the model.
         """
-        best = checkpoint.read(self.folder, checkpoint.BEST) if why and not self._stays else None
+        # Without a best round of this phase the file is an earlier phase's, or not there.
+        can = why and state.best and not self._stays
+        best = checkpoint.read(self.folder, checkpoint.BEST) if can else None
         if best is None:
             return None
         self.round = strategy.last = state.round

@@ -26,6 +26,7 @@ from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
 from server import stopping
 from server.stopping import collapse, last_round, sentence
+from server.training import TrainingRounds
 from tests.local_grid import Node, ScriptedGrid, run, stop_after
 from tests.test_run import Untestable
 
@@ -306,3 +307,18 @@ def test_without_an_earlier_round_a_divergence_is_an_error(
     monkeypatch.setattr(fedavg.Source, "train", lambda source: {"loss": math.nan, "steps": 1})
     with pytest.raises(QuorumError, match="not finite"):
         run(domains, runs | {"method": "fedavg", "wait.tries": 1, "wait.sites": 1.0})
+
+
+def test_without_a_best_round_of_its_phase_a_training_goes_on(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best round of an earlier phase is no way back, and its file is not there any more."""
+    select = TrainingRounds._select
+    monkeypatch.setattr(
+        TrainingRounds, "_select", lambda self, *a: select(self, *a) if self.round == 1 else {}
+    )
+    after = lambda task, history: "it has collapsed" * (len(history) > 1)  # noqa: E731
+    monkeypatch.setattr(stopping, "collapse", after)
+    results, events = run(domains, runs | {"method": "fedavg", "rounds": 3, "run.refine": "none"})
+    assert rounds(results, "fedavg") == [1, 2, 3]
+    assert not [e for e in events if e["event"] == "ending"]
