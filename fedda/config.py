@@ -576,9 +576,9 @@ def categories_of(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def spellings(value: str) -> list[str]:
-    """How a value of `input.categories` may be written in files: as a whole, or as each part."""
-    return [value, *value.split("/")]
+def spellings(*values: str) -> list[str]:
+    """How values of `input.categories` may be written in files: as a whole, or as each part."""
+    return [name for value in values for name in (value, *value.split("/"))]
 
 
 def plain(name: str) -> str:

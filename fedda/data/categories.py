@@ -155,8 +155,7 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             " or none: take its name from the files' first row"
         )
     for name, values in declared.items():
-        every = [name for value in values for name in spellings(value)]
-        if gap := next((text for text in every if text.lower() in _GAPS), ""):
+        if gap := next((name for name in spellings(*values) if name.lower() in _GAPS), ""):
             raise DataError(
                 f"input.categories lists '{gap}' of the column {escaped(name)}, which means in "
                 "tables that there is none: leave it out, or give it another name in the files"
@@ -259,7 +258,7 @@ class Coding:
     def _codes(self, column: str, values: Sequence[str]) -> Tensor:
         """The numbers that some values have in the file -> float32."""
         own = {plain(text): float(i) for i, text in enumerate(self._texts.get(column, ()))}
-        every = [name for value in values for name in spellings(value)]
+        every = spellings(*values)
         found = (own.get(plain(v)) if own else _BOOLEANS.get(plain(v), number(v)) for v in every)
         return torch.tensor([code for code in found if code is not None], dtype=torch.float32)
 
@@ -277,7 +276,7 @@ def check_listed(where: object, parts: Sequence[str], names: Sequence[str]) -> N
     """
     for column, texts in map(_parted, parts):
         listed = [v for c, values in map(_parted, names) if c == column for v in values]
-        known = {plain(name) for value in listed for name in spellings(value)}
+        known = {*map(plain, spellings(*listed))}
         if odd := [text for text in texts if known and plain(text) not in known]:
             raise _unlisted(where, column, len(odd), odd)
 
