@@ -46,7 +46,8 @@ def collapse(task: Task, history: Sequence[Mapping[str, Any]]) -> str:
 
     In each of the last tests its images were given a quarter of the classes that they were given in
     an earlier round, or fewer, and infomax was below half of its highest value. A target that has
-    few of the classes does not look like that: its answers become surer as they become fewer.
+    but a quarter of the classes can look like that, too: with two of ten a perfect model has an
+    infomax of ln 2 = .69, which is a collapse beside an earlier 1.5, and none beside an earlier 1.
 
     Args:
         task: the training.
