@@ -336,6 +336,8 @@ class Client(NumPyClient):
             self.workspace.carry(self._carried, self.task, request.round)
         if self._staying:
             self.workspace.leave(self.task, request.round, self._staying)
+        if self.site.origin is not None:
+            self.site.origin.follow(request, self.model)
         if "epsilon" not in numbers:  # else single examples count, and one can make a step slower
             numbers["seconds"] = time.perf_counter() - start
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers.values()):

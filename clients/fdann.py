@@ -30,6 +30,7 @@ from fedda.wire import Packed
 from . import fedavg
 from .shared.exchanging import Summing
 from .shared.shared_discriminator import Copy
+from .site import origin
 from .site.request import Numbers
 
 StepNumbers = dict[str, Any]  # of one step; tensors stay on the device until the round is over
@@ -124,6 +125,17 @@ class Member(Summing):
         """Make this site's copy of a group's discriminator, new or as received."""
         seed, network = seed_for(self.task.seed, group.name), self.options.discriminator
         copy = Copy.make(self.model.width, network, seed, sync, self.device)
+        if self.site.origin is not None:
+            # All members have equal copies, so the server's is taken only where one's own is lost.
+            name, last = f"copy/{group.name}", self.request.round - 1
+            own = self.workspace.left(self.task, name, last, last)
+            self._staying[name] = copy
+            if own is not None:
+                copy.take_up(own, self.device)
+                return copy
+            if came is not None:
+                drawn = {n: t.cpu().numpy() for n, t in copy.DI.state_dict().items()}
+                origin.check_discriminator(name, came.unpack(), drawn)
         if came is not None:
             copy.pick_up(came)
         return copy

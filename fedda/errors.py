@@ -50,6 +50,7 @@ class Code(IntEnum):
     SECURE = 1015
     BATCH = 1016
     STUDY = 1017
+    ORIGIN = 1018
 
     @property
     def public(self) -> str:
@@ -81,6 +82,8 @@ _PUBLIC = {
     "default suits a site's default --min-images), or ask the site's operator",
     Code.STUDY: "the site takes part in the studies that its own policy lists, and the run names "
     "none of them; give one of these by --study, or ask the site's operator",
+    Code.ORIGIN: "the site was sent a model that does not come from a first one that it knows; a "
+    "run with --start-from, or with weights of a file, needs the same file at the site",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 
@@ -167,6 +170,10 @@ class ForgottenError(FeddaError):
 
 class PolicyError(FeddaError):
     code = Code.POLICY
+
+
+class OriginError(PolicyError):
+    code = Code.ORIGIN
 
 
 class StudyError(PolicyError):

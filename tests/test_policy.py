@@ -202,7 +202,7 @@ def test_what_is_not_allowed_is_refused_before_data_are_read(
 
 
 def test_what_is_allowed_is_answered(domains: list[Node], tmp_path: Path) -> None:
-    text = words.FRESH.replace("min-images = 64", "min-images = 2").replace('"lenet"', '"mlp"')
+    text = words.FRESH.replace("min-images = 64", "min-images = 2").replace('"digit-cnn"', '"mlp"')
     assert codes(a_bench(obeying(domains, text, tmp_path), "fedavg")) == {None}
 
 

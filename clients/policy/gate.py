@@ -20,7 +20,7 @@ from fedda.wire import LOOK, Kind, Packed, Part
 
 from ..site.request import Request
 from . import sizes
-from .rules import Names, Policy, named
+from .rules import MOST_CLASSES, SPARE, Names, Policy, named
 from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
@@ -104,6 +104,25 @@ class Gate:
             self._measured = key, sizes.check_parameters(request, limits.parameters)
         return self._measured[1]
 
+    def check_classes(self, task: Task, own: int) -> None:
+        """Check that a run does not name many classes that nobody has.
+
+        Each is a row of the head, which can be made to hold what one image gives.
+
+        Args:
+            task: the training.
+            own: how many classes this site has itself; 0 at a target, which does not know.
+
+        Raises:
+            PolicyError: it does.
+        """
+        if self.policy.limits.classes is None and task.classes > own + SPARE:
+            raise PolicyError(
+                f"The run names {task.classes} classes, and this site has {own} of its own; it "
+                f"takes {SPARE} more than these. If the run's sites together have so many, allow "
+                f"them by --policy: classes = {task.classes} under [limits]."
+            )
+
     def admit_frozen(self, task: Task) -> None:
         """Check that the frozen part of a training's network may be read here.
 
@@ -119,7 +138,7 @@ class Gate:
         self.check_method(task.method)
         self._check_named("network", task.model.name, allow.networks)
         self._check_named("norm", task.model.norm, allow.norms)
-        sizes.check_names(task, limits.classes, limits.image_side)
+        sizes.check_names(task, limits.classes or MOST_CLASSES, limits.image_side)
         sizes.check_views(task, limits.views)
         widest = max(task.model.bottleneck, *task.model.widths, 0)
         if widest > limits.bottleneck:

@@ -25,6 +25,7 @@ from .studies import STUDY, spread
 
 # Bounds that hold without a policy, too; a policy can only lower them.
 MOST_CLASSES = 10_000
+SPARE = 40  # classes that a site without limits.classes lets others have: each is a row of the head
 MOST_SIDE = 4096  # pixels
 MOST_PARAMETERS = 2**28  # 1 GiB as float32
 MOST_VIEWS = 64
@@ -61,10 +62,13 @@ class Allow(Section):
 
 
 class Limits(Section):
-    """The largest model, input and bottleneck that a request may name, and views of each image."""
+    """The largest model, input and bottleneck that a request may name, and views of each image.
+
+    classes  names of classes, a source's own among them; None: `SPARE` more than it has itself
+    """
 
     image_side: int = Field(default=MOST_SIDE, ge=1, le=MOST_SIDE)
-    classes: int = Field(default=MOST_CLASSES, ge=2, le=MOST_CLASSES)
+    classes: int | None = Field(default=None, ge=2, le=MOST_CLASSES)
     parameters: int = Field(default=MOST_PARAMETERS, ge=1, le=MOST_PARAMETERS)
     views: int = Field(default=MOST_VIEWS, ge=1, le=MOST_VIEWS)
     bottleneck: int = Field(default=WIDEST, ge=0, le=WIDEST)

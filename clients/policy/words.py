@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
-from .rules import Names, Policy, named
+from .rules import SPARE, Names, Policy, named
 from .spent import Spent
 
+IMAGES = '["digit-cnn", "resnet*", "efficientnet*"]'
+VECTORS = '["identity", "mlp"]'
 FRESH = """\
 # What this site lets a server do. `fedda-client --policy FILE` reads this file when it starts.
 #
@@ -16,19 +18,21 @@ FRESH = """\
 
 [allow]                      # names; * stands for any text
 methods = ["*"]              # for example ["fedavg", "kd3a"]; `fedda methods` lists them
-# Convolutional networks, also frozen ones with a bottleneck. A network whose first layer is linear,
-# such as mlp or identity, can be made to show single images: add it for vectors alone, and then
-# with secure.demand or privacy.noise below.
-networks = ["digit-cnn", "lenet", "alexnet", "resnet*", "efficientnet*"]
+# Convolutional networks whose layers all have BatchNorm, which mixes the images of a step. Layers
+# without it, as in lenet, alexnet, identity and, for vectors, a head alone, can be made to show
+# single images by a server that moves the model a little in each round. `fedda policy init
+# --vectors` adds identity and mlp, which tables of numbers need.
+networks = ["digit-cnn", "resnet*", "efficientnet*"]
 # "batch" sends moments of this site's images, of a target's, too: means that nearly tell how
-# frequent each class is here. ["group"] sends none, and refuses runs without model.norm=group.
+# frequent each class is here. ["group"] sends none, but mixes no images either; it refuses runs
+# without model.norm=group.
 norms = ["*"]
 phases = ["*"]               # of methods: `fedda methods --wire` names them
 plugins = []                 # code of other packages; `fedda policy plugins` writes this line
 
 [limits]                     # the largest model that a request may name
 image-side = 512             # pixels
-classes = 1000
+classes = 40                 # that all sites have together; each is a row of the head
 parameters = 100_000_000     # values of the model, and of all that the method adds
 views = 8                    # augmented views of each image that a frozen network computes
 bottleneck = 512             # units of a layer between network and head
@@ -101,6 +105,17 @@ shares = 1.0                 # of what guesses do not know of the class shares; 
 """
 
 
+def fresh(classes: int, vectors: bool) -> str:
+    """The file that `fedda policy init` writes.
+
+    Args:
+        classes: the most that runs may name.
+        vectors: whether the site's data are vectors or tables of numbers.
+    """
+    text = FRESH.replace("classes = 40  ", f"classes = {classes:<4}", 1)
+    return text.replace(IMAGES, VECTORS, 1) if vectors else text
+
+
 def words(policy: Policy) -> Iterator[str]:
     """Say what a policy allows, one sentence at a time."""
     if policy.study:
@@ -113,7 +128,9 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Networks: {_names(allow.networks)}, with {limits.parameters:,} values at most."
     told = "; BatchNorm's moments nearly tell how frequent each class is here"
     yield f"Normalisation: {_names(allow.norms)}{told * named('batch', allow.norms)}."
-    yield f"Images of {limits.image_side} pixels a side at most, and {limits.classes:,} classes."
+    more = f"{SPARE} more classes than are here" if limits.classes is None else ""
+    classes = more or f"{limits.classes:,} classes"
+    yield f"Images of {limits.image_side} pixels a side at most, and {classes}."
     yield f"A frozen network computes {limits.views} views of each image at most."
     yield f"A layer between network and head has {limits.bottleneck:,} units at most."
     kinds = policy.leaving.model_dump()

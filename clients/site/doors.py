@@ -43,6 +43,7 @@ def offered(site: Site, settings: Mapping[str, Any] | None, study: str = "") -> 
         site.frozen.part(task)
     offer = site.offer()
     if task is not None:
+        site.check_classes(task)
         site.check_fit(task)
     site.gate.release({}, sum(records.size(records.write(offer=offer)).values()))
     return offer
@@ -73,11 +74,14 @@ def admit(site: Site, request: Request, test: bool) -> None:
             "cannot play."
         )
     site.gate.admit(request)
+    site.check_classes(task)
     _check(site, request, contract.enters, request.arrays, request.numbers, "received")
     for name, packed in request.arrays.items():
         packed.check_finite(f"'{name}' of the server")
         if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING):
             check_rows(name, packed.unpack())
+    if site.origin is not None:
+        site.origin.check(request)
     if request.exchange is not None:
         sizes = {group.name: group.size for group in request.exchange.groups}
         contract.check_groups(sizes, request.layouts(site.workspace(task).schema))

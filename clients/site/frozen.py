@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedda import data, models
+from fedda.config import ModelConfig
 from fedda.data.augment import Augmentation, augmentation
 from fedda.errors import ModelError, WeightsError
 from fedda.files import keep_newest, keeping
@@ -123,15 +124,23 @@ class Frozen:
             self._views = {key: torch.stack(found)}
         return self._views[key]
 
+    def own(self, config: ModelConfig) -> ModelConfig:
+        """The same network, with this site's own file in place of a file of the server's.
+
+        Raises:
+            WeightsError: this site has none.
+        """
+        if not models.is_file(config.weights):
+            return config
+        if not self._weights:  # a server must not choose a path that is opened here
+            raise WeightsError(
+                f"The pretrained weights of this run come from a file, '{config.weights}' at the "
+                "server; start this site with --weights and its own copy of that file."
+            )
+        return config.model_copy(update={"weights": self._weights})
+
     def _make(self, task: Task) -> models.Backbone:
-        config, own = task.model, self._weights
-        if models.is_file(config.weights):
-            if not own:  # a server must not choose a path that is opened here
-                raise WeightsError(
-                    f"The frozen weights of this run come from a file, '{config.weights}' at the "
-                    "server; start this site with --weights and its own copy of that file."
-                )
-            config = config.model_copy(update={"weights": own})
+        config = self.own(task.model)
         try:
             made = models.backbone(config, task.dims)
         except ModelError as error:

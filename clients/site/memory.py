@@ -27,6 +27,7 @@ from . import blocks, reading, state, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Drawer, Identity
+from .origin import Origin
 from .sealed import Sealed
 from .shelf import Shelf
 from .summed import Summed
@@ -51,11 +52,12 @@ class Site:
             multiples of its largest value), server (the host that this site dials), cache (auto,
             memory or disk: where decoded images are kept), split, gray-bits, skip-broken and
             follow-links (what it says of its files, `data.Reading`), weights (its own file of a
-            frozen network's weights), key and peers (files: its node key, and the federation's
-            public ones), features-dir (where its features are kept), teacher (a target's
-            file of a teacher of its own, `clients.site.teacher`), source-only (a target's file of
-            what the last step made of FedAvg's model, where another run trained that) and
-            reproducible (true: images are divided into blocks by the site's name, not by chance).
+            pretrained network's weights), start-from (a model file that runs may start from), key
+            and peers (files: its node key, and the federation's public ones), features-dir (where
+            its features are kept), teacher (a target's file of a teacher of its own,
+            `clients.site.teacher`), source-only (a target's file of what the last step made of
+            FedAvg's model, where another run trained that) and reproducible (true: images are
+            divided into blocks by the site's name, not by chance).
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -96,6 +98,9 @@ class Site:
         if node.get("features-dir"):
             folder = Path(str(node["features-dir"]))
         self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
+        # Whoever simulates sites is their server, too, whose models are then his own.
+        start = Path(str(node["start-from"])) if node.get("start-from") else None
+        self.origin = Origin(self, self.frozen, start) if node.get("audited") else None
         self.source_only = Path(str(node["source-only"])) if node.get("source-only") else None
         taught = Path(str(node["teacher"])) if node.get("teacher") else None
         self.teacher = teacher.shared(taught, self.path, self.reading, self.device)
@@ -211,6 +216,18 @@ class Site:
         if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
             names = listed([naming.quoted(name) for name in lacks])  # a server chose them
             logger.warning("the run has classes of which this site has no example: [%s]", names)
+
+    def check_classes(self, task: Task) -> None:
+        """Check that a run does not name many classes that no site has.
+
+        Raises:
+            PolicyError: it does.
+        """
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        if self._node.get("audited"):
+            self.gate.check_classes(task, len(self._described.classes) if self.labels else 0)
 
     @property
     def examples(self) -> int:

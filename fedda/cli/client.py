@@ -54,6 +54,9 @@ def client(
     weights: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
+    start_from: Annotated[
+        Path | None, typer.Option("--start-from", metavar="FILE", exists=True, dir_okay=False)
+    ] = None,
     teacher: Annotated[
         Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
@@ -118,8 +121,11 @@ def client(
         noise: Least Gaussian noise to add to each gradient before it is sent, in multiples of the
             norm that it is clipped to, and to each class mean; the server can only ask for more
             (exchange.noise).
-        weights: This site's copy of a pretrained network's weights, for runs that freeze a network
-            whose weights come from a file. Its hash must be the server's.
+        weights: This site's copy of a pretrained network's weights, for runs whose weights come
+            from a file. It must be the same as the server's.
+        start_from: A finished model from which runs may start here (fedda run --start-from). This
+            site trains no first model but the one that it draws itself and this one, as a model
+            can be made to read single images: know where the file is from.
         teacher: A teacher that this target has already: its class probabilities of these images
             (.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or .pt2
             of `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it beside what
@@ -172,6 +178,7 @@ def client(
             "min-examples": min_examples,
             "noise": noise,
             "weights": "" if weights is None else str(weights.absolute()),
+            "start-from": "" if start_from is None else str(start_from.absolute()),
             "teacher": "" if teacher is None else str(teacher.absolute()),
             "key": "" if key is None else str(key.absolute()),
             "peers": "" if peers is None else str(peers.absolute()),

@@ -50,12 +50,23 @@ State = Annotated[
 
 
 @app.command()
-def init(path: File) -> None:
-    """Write a policy with comments and safe values, to be changed as needed."""
+def init(
+    path: File,
+    classes: Annotated[int, typer.Option(min=2, max=10_000)] = 40,
+    vectors: Annotated[bool, typer.Option("--vectors")] = False,
+) -> None:
+    """Write a policy with comments and safe values, to be changed as needed.
+
+    Args:
+        path: The file to write.
+        classes: How many classes a run may name: about as many as all sites have together.
+        vectors: This site's data are vectors or tables of numbers, whose networks have no
+            convolution. A server that lies can read more of them: see SECURITY.md.
+    """
     with clear_exit():
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or move it away")
-        path.write_text(load("clients", "policy.words").FRESH)
+        path.write_text(load("clients", "policy.words").fresh(classes, vectors))
     echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
 
 

@@ -151,6 +151,7 @@ def build(
     classes: int,
     seed: int,
     extension: Extension | None = None,
+    fetch: bool = True,
 ) -> Model:
     """Make a new model on the CPU; its weights depend on the seed and on no global generator.
 
@@ -160,8 +161,10 @@ def build(
         classes: Number of outputs C.
         seed: Seed of the weights that are not pretrained.
         extension: The layers that a method adds, or None.
+        fetch: Whether pretrained weights are downloaded if this machine has no copy.
     """
-    model = _assemble(config, shape, classes, seed, weights=config.weights != "none")
+    weights = config.weights != "none"
+    model = _assemble(config, shape, classes, seed, weights=weights, fetch=fetch)
     if extension is not None:
         model.extend(extension, seed)
     return model
@@ -254,12 +257,13 @@ def _assemble(
     seed: int,
     device: str = "cpu",
     weights: bool = False,
+    fetch: bool = True,
 ) -> Model:
     _check(config, shape, classes)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         # torch.manual_seed would also seed the GPUs, and the fork above does not restore those.
         torch.default_generator.manual_seed(seed)
-        network, width, normalise = _network(config, shape, weights)
+        network, width, normalise = _network(config, shape, weights, fetch)
         widths = () if config.name == "mlp" else config.widths  # the mlp has them already
         encoder = network
         if widths or config.bottleneck or frozen(config):
@@ -275,7 +279,7 @@ def _assemble(
         model.arithmetic = Arithmetic(layout=layout_of(config)).suit(encoder)
     if weights and not frozen(config):
         own = not (config.hidden or config.bottleneck)  # then the head may be pretrained, too
-        fill(network, head if own else None, config, shape[1:], fetch=True)
+        fill(network, head if own else None, config, shape[1:], fetch)
     if config.norm == "group":
         group_norms(model)
     return model
@@ -305,7 +309,7 @@ def group_norms(module: nn.Module) -> None:
 
 
 def _network(
-    config: ModelConfig, shape: tuple[int, ...], weights: bool
+    config: ModelConfig, shape: tuple[int, ...], weights: bool, fetch: bool
 ) -> tuple[nn.Module, int, Normalise | None]:
     """The part of the network that learns, its number of features, and what comes before it."""
     if not has_weights(config.name):
@@ -315,7 +319,7 @@ def _network(
     made = ready(config.name, shape[1:])
     if frozen(config):
         if weights:
-            fill(made.network, None, config, shape[1:], fetch=True)
+            fill(made.network, None, config, shape[1:], fetch)
         return cut(config.name, made.network)[1], made.width, None
     repeat = shape[0] == 1
     if config.weights != "none":

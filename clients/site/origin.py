@@ -1,0 +1,238 @@
+"""Where a model comes from: a site trains none that honest rounds cannot have made of the first.
+
+A server that may send any weights sends some that sort a step's images, and reads them from what
+comes back. So nothing here is trained because a server sent it:
+
+- The first model of a training is the one that this site draws itself, from the run's seed and the
+  network's description, on this machine's copy of pretrained weights; or a file that the site's own
+  operator named (`fedda-client --start-from`).
+- A later one is no farther from the first than training goes, row for row (`FAR`, `SHIFT`).
+- At a site that trains on labels it is also no farther from the last one that came than some times
+  this site's own longest round (`TIMES`), tensor for tensor: the mean of updates is no longer than
+  the longest, and the longest of honest ones is not many times as long as another.
+- Of a discriminator all members have equal copies, so a site goes on with its own
+  (`clients.fdann`); after a round away it takes one that is as near to the drawn one as a model.
+
+Within these bounds a patient server can still move a model step by step; SECURITY.md says what was
+measured of that. Only noise bounds every made model.
+
+Requests that are answered by numbers alone are not checked here, but by `tested`.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedda import models
+from fedda.errors import ModelError, OriginError
+from fedda.settings import Task
+from fedda.wire import Arrays, Kind, Part
+
+from . import state
+from .crafted import GROWING
+from .frozen import Frozen
+from .request import Request
+
+# How far a row of weights, or one shift or scale, may be from the first model's; in units of the
+# row's length there or 1, and of the value there or 1. In 1,000 steps at a rate of .05 a first
+# layer's went 2.0, a head's 2.2 and a shift .73, of networks that begin at random.
+FAR, SHIFT = 5.0, 2.0
+SAME = 1e-3  # a drawn model may differ so much, in the same units, from one of another processor
+ROUNDED = 0.02  # and after it travelled in less than full precision
+TIMES = 6.0  # honest means went 1.6 times as far as a source's own longest round, in every tensor
+AWAY = 8  # rounds that a site was away count, no more
+SHARE = 0.1  # of its even share of the whole: what a tensor that hardly moves counts as, at least
+ORIGIN = "origin"  # a kind of file that stays here
+
+
+class Origin:
+    """What a site knows of the models of its trainings.
+
+    Args:
+        place: where it keeps what it saw last.
+        frozen: knows this site's copy of pretrained weights.
+        start: a model file that this site's operator named; None: no run starts from another.
+    """
+
+    def __init__(self, place: state.Place, frozen: Frozen, start: Path | None) -> None:
+        self._place, self._frozen, self._start = place, frozen, start
+        self._firsts: tuple[tuple[object, ...], tuple[Arrays, ...]] = (), ()
+
+    def check(self, request: Request) -> None:
+        """Check the models of a request, before anything is trained.
+
+        Raises:
+            OriginError: one cannot come from the training's first model.
+            ModelError: this site cannot make the first model itself.
+        """
+        if not shows(request.contract):
+            return
+        sent = {
+            name: packed.unpack()
+            for name, packed in request.arrays.items()
+            if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING)
+        }
+        firsts = self.firsts(request.task) if sent else ()
+        for name, values in sent.items():
+            near = begins(request) and name == "model"
+            rounding = SAME if request.task.wire.dtype == "float32" else ROUNDED
+            reach = partial(farthest, values, near=rounding if near else 1.0)
+            beyond, entry = min(reach(first) for first in firsts)
+            if beyond > 1:
+                raise OriginError(_unknown() if near else _far(name, entry, beyond))
+        if request.contract.labels and "model" in sent and not begins(request):
+            self._check_step(request, sent["model"])
+
+    def firsts(self, task: Task) -> tuple[Arrays, ...]:
+        """The models that the training may begin with: the drawn one, and the operator's file.
+
+        Raises:
+            ModelError: the file cannot be read, or pretrained weights are not on this machine.
+        """
+        key = (task.model, task.dims, task.names, task.seed, task.method, task.options)
+        if key != self._firsts[0]:
+            extension = models.Extension.of(task.about, task.options)
+            config = self._frozen.own(task.model)
+            drawn = models.build(config, task.dims, task.classes, task.seed, extension, fetch=False)
+            found = [models.to_arrays(drawn)]
+            if self._start is not None:
+                found.append(_of_file(self._start, found[0]))
+            self._firsts = key, tuple(found)
+        return self._firsts[1]
+
+    def follow(self, request: Request, after: models.Model) -> None:
+        """Keep the model that came, and how far this site's training went from it.
+
+        Args:
+            request: the one that was served.
+            after: the model as it is after it.
+        """
+        if not request.contract.labels or "model" not in request.arrays:
+            return
+        came, task = request.arrays["model"].unpack(), request.task
+        went = distances(models.to_arrays(after), came)
+        before = self._last(request)
+        longest = before.about["longest"] if before else {}
+        longest = {name: max(length, longest.get(name, 0.0)) for name, length in went.items()}
+        about = {"longest": longest, "round": request.round, "settings": task.digest}
+        last = {f"last/{name}": torch.tensor(came[name]) for name in went}
+        state.save(self._place, task, request.round, ORIGIN, state.Kept(last, about))
+
+    def _last(self, request: Request) -> state.Kept | None:
+        """What was kept of the last round of this training here; None if there was none."""
+        last = state.load_last(self._place, request.task, 1, request.round, ORIGIN)
+        same = last is not None and last.about["settings"] == request.task.digest
+        return last if same else None
+
+    def _check_step(self, request: Request, values: Arrays) -> None:
+        """Check how far a model is from the last one that came."""
+        last = self._last(request)
+        if last is None:
+            return
+        longest = last.about["longest"]
+        whole = math.hypot(*longest.values())
+        size = sum(values[name].size for name in longest)
+        rounds = min(max(request.round - last.about["round"], 1), AWAY)
+        before = {name: tensor.numpy() for name, tensor in last.get("last").items()}
+        for name, went in distances(values, before).items():
+            least = SHARE * whole * math.sqrt(values[name].size / size)
+            allowed = TIMES * rounds * max(longest[name], least)
+            if went > allowed:
+                raise OriginError(_far("model", name, went / allowed))
+
+
+def shows(contract: Part) -> bool:
+    """Whether what leaves is more than numbers, so that it can show what a model was made to."""
+    return bool(contract.leaves.arrays or contract.leaves.optional or contract.gradients)
+
+
+def begins(request: Request) -> bool:
+    """Whether nobody has trained before in this training, so that its model is the first one."""
+    hops = request.stage.phase.hops
+    works = (hop for hop, parts in hops.items() if not all(part.signs for part in parts.values()))
+    return request.round == 1 and request.hop == next(works, "")
+
+
+def check_discriminator(name: str, came: Arrays, drawn: Arrays) -> None:
+    """Check a discriminator that came to a site that has no copy of the round before.
+
+    Args:
+        name: what to call it.
+        came: it, with the state of its optimizer.
+        drawn: the one that all members began with.
+
+    Raises:
+        OriginError: it is farther from that than training goes.
+    """
+    beyond, entry = farthest(came, drawn)
+    if beyond > 1:
+        raise OriginError(_far(name, entry, beyond))
+
+
+def farthest(values: Arrays, first: Arrays, near: float = 1.0) -> tuple[float, str]:
+    """How far a model's farthest row is from another's, in units of the bounds, and where.
+
+    Args:
+        values: arrays by name; those that `first` has are of its shapes. BatchNorm's running
+            statistics and whole numbers are left out, as they follow the data.
+        first: the other model.
+        near: the part of the bounds that may be reached.
+    """
+    most, where = 0.0, ""
+    for name in _weights(values):
+        if name not in first:  # of a network that the method has beside the run's model
+            continue
+        rows = first[name].reshape(len(first[name]), -1) if first[name].ndim else first[name][None]
+        moved = values[name].reshape(rows.shape) - rows
+        bound = near * (SHIFT if first[name].ndim < 2 else FAR)
+        lengths = np.linalg.norm(rows, axis=-1) if rows.ndim > 1 else np.abs(rows)
+        gone = np.linalg.norm(moved, axis=-1) if rows.ndim > 1 else np.abs(moved)
+        beyond = float((gone / (bound * np.maximum(lengths, 1.0))).max(initial=0.0))
+        if not beyond <= most:
+            most, where = beyond, name
+    return most, where
+
+
+def distances(values: Arrays, others: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The Euclidean distance of two models, by tensor."""
+    return {n: float(np.linalg.norm((values[n] - others[n]).ravel())) for n in _weights(values)}
+
+
+def _weights(values: Arrays) -> list[str]:
+    return [n for n, a in values.items() if a.dtype.kind == "f" and "running_" not in n]
+
+
+def _of_file(path: Path, like: Arrays) -> Arrays:
+    """The values of a model file, if it is of the run's network.
+
+    Raises:
+        ModelError: it cannot be read, or is of another network.
+    """
+    found = models.to_arrays(models.load(path)[0])
+    if {n: a.shape for n, a in found.items()} != {n: a.shape for n, a in like.items()}:
+        raise ModelError(
+            f"The file of --start-from, {path}, holds another network than the run's; name the "
+            "file that the run starts from, or leave the option out."
+        )
+    return found
+
+
+def _unknown() -> str:
+    return (
+        "The first model of the run is none that this site knows: it is not what the run's own "
+        "seed and network give here. If the run starts from a finished model, get its file, look "
+        "at where it is from, and start this site with --start-from FILE; if it starts from "
+        "pretrained weights, both machines need the same."
+    )
+
+
+def _far(name: str, entry: str, beyond: float) -> str:
+    return (
+        f"In '{name}' of the server {entry} is {beyond:.3g} times as far away as training can have "
+        "moved it. Such a model can be made to read single images; ask the server's operator "
+        "where it is from."
+    )

@@ -1,0 +1,190 @@
+"""A site trains only models that honest rounds can have made of a first one that it knows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clients.site import doors, origin
+from clients.site.memory import Site
+from clients.site.request import Request
+from fedda import models, wire
+from fedda.errors import Code, OriginError, PolicyError
+from fedda.settings import Task
+from fedda.wire import Arrays, Kind
+from tests.asking import SOURCES, make_source, task_of
+from tests.federation import LIVE, Federation
+from tests.patience import PATIENCE
+from tests.processes import leaving_nothing
+
+SETTINGS = {
+    "method": "fedavg",
+    "rounds": 40,
+    "model.name": "digit-cnn",
+    "model.hidden": "32",
+    "train.batch-size": 16,
+    "train.steps": 0,
+}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_source(tmp_path, 80, **{"min-images": 16, "audited": True, "name": "anna"})
+
+
+def drawn(task: Task, seed: int = 0) -> Arrays:
+    return models.to_arrays(models.build(task.model, task.dims, task.classes, seed))
+
+
+def asked(task: Task, values: Arrays, server_round: int = 1, floats: str = "float32") -> Request:
+    sent = {"model": wire.pack(values, Kind.MODEL, floats)}
+    heading = {"phase": "train", "hop": "train", "part": "source", "round": server_round}
+    return Request.make(task.flat(), heading, sent)
+
+
+def serve(site: Site, request: Request) -> Arrays:
+    doors.admit(site, request, test=False)
+    arrays, _ = SOURCES["fedavg"](site).serve(request)
+    return arrays["model"].unpack()
+
+
+def moved(values: Arrays, name: str, by: float, rows: int | None = 1) -> Arrays:
+    """The same model with the first row of a tensor moved so far, or more of its rows together."""
+    changed = {n: a.copy() for n, a in values.items()}
+    part = changed[name][:rows]
+    part += by / np.sqrt(part.size)
+    return changed
+
+
+def test_how_far_a_row_is_by_hand() -> None:
+    first = {
+        "w": np.array([[3.0, 4.0], [0.1, 0.0]], np.float32),  # rows of length 5 and .1
+        "b": np.array([0.0, -4.0], np.float32),
+        "running_mean": np.zeros(2, np.float32),
+        "steps": np.array(0),
+    }
+    gone = {"w": first["w"] + [[0, 50], [0, 10]], "b": first["b"] + [1, 4]}
+    gone |= {"running_mean": np.full(2, 1e6, np.float32), "steps": np.array(9)}
+    # 50 of 5 * 5, 10 of 5 * 1, 1 of 2 * 1, 4 of 2 * 4
+    assert origin.farthest(gone, first) == (2.0, "w")
+    assert origin.farthest({"b": gone["b"]}, first) == (0.5, "b")
+    assert origin.farthest(first, first) == (0.0, "")
+    assert origin.distances({"b": gone["b"]}, first) == {"b": pytest.approx(17**0.5)}
+
+
+def test_nan_is_never_near() -> None:
+    first = {"b": np.zeros(2, np.float32)}
+    beyond, _ = origin.farthest({"b": np.array([np.nan, 0], np.float32)}, first)
+    assert not beyond <= 1
+
+
+def test_the_first_model_is_the_one_that_the_site_draws(site: Site) -> None:
+    task = task_of(site, SETTINGS)
+    assert serve(site, asked(task, drawn(task)))
+    for other in (drawn(task, seed=1), moved(drawn(task), "head.weight", 0.01)):
+        with pytest.raises(OriginError, match="--start-from FILE"):
+            serve(site, asked(task, other))
+
+
+@pytest.mark.parametrize("floats", ["bfloat16", "int8"])
+def test_a_rounded_first_model_is_the_same(site: Site, floats: str) -> None:
+    task = task_of(site, SETTINGS | {"wire.dtype": floats})
+    assert serve(site, asked(task, drawn(task), floats="bfloat16"))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_do_not_change_what_is_drawn(site: Site, threads: int) -> None:
+    task, before = task_of(site, SETTINGS), torch.get_num_threads()
+    expected = drawn(task)
+    torch.set_num_threads(threads)
+    try:
+        found = drawn(task)
+    finally:
+        torch.set_num_threads(before)
+    assert all(np.array_equal(found[n], expected[n]) for n in expected)
+
+
+def test_a_file_of_the_operators_may_be_the_first_model(tmp_path: Path) -> None:
+    own = {"min-images": 16, "audited": True, "start-from": str(tmp_path / "m.safetensors")}
+    site = make_source(tmp_path, 80, **own)
+    task = task_of(site, SETTINGS)
+    model = models.build(task.model, task.dims, task.classes, 5)
+    models.save(tmp_path / "m.safetensors", model, classes=task.names, **task.about_model)
+    assert serve(site, asked(task, models.to_arrays(model)))
+    assert serve(site, asked(task, drawn(task)))  # other runs begin as ever
+    with pytest.raises(OriginError):
+        serve(site, asked(task, drawn(task, seed=1)))
+
+
+def test_a_later_model_is_no_farther_than_training_goes(site: Site) -> None:
+    task = task_of(site, SETTINGS)
+    assert serve(site, asked(task, moved(drawn(task), "head.weight", 4), 2))
+    for made in (moved(drawn(task), "head.weight", 6), moved(drawn(task), "head.bias", 3)):
+        with pytest.raises(OriginError, match=r"head\..* times as far"):
+            serve(site, asked(task, made, 2))
+
+
+def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(site: Site) -> None:
+    task = task_of(site, SETTINGS)
+    trained = serve(site, asked(task, drawn(task)))
+    name = "encoder.hidden.0.weight"
+    went = origin.distances(trained, drawn(task))[name]
+    task_of_server = dict(trained)
+    far = moved(drawn(task), name, 8 * went, None)
+    with pytest.raises(OriginError, match=name):
+        serve(site, asked(task, far, 2))
+    assert serve(site, asked(task, task_of_server, 2))
+    # After rounds away the mean may have gone farther; the state is also there after a restart.
+    fresh = Site(dict(site._node))
+    fresh.offer()
+    with pytest.raises(OriginError, match=name):
+        serve(fresh, asked(task, moved(trained, name, 14 * went, None), 4))
+    assert serve(fresh, asked(task, moved(trained, name, 8 * went, None), 4))
+
+
+def test_another_training_of_the_same_name_is_not_compared(site: Site) -> None:
+    task = task_of(site, SETTINGS)
+    serve(site, asked(task, drawn(task)))
+    other = task_of(site, SETTINGS | {"model.hidden": "16"})
+    assert serve(site, asked(other, drawn(other)))
+
+
+def test_what_is_answered_by_numbers_is_not_checked_here(site: Site) -> None:
+    task = task_of(site, SETTINGS)
+    sent = {"model": wire.pack(moved(drawn(task), "head.weight", 50), Kind.MODEL)}
+    heading = {"phase": "train", "hop": "test", "part": "target", "round": 1}
+    site.origin.check(Request.make(task.flat(), heading, sent))  # type: ignore[union-attr]
+
+
+def test_a_run_of_many_classes_that_nobody_has_is_refused(site: Site) -> None:
+    made = {"class-names": "\n".join(map(str, range(1000)))}
+    task = Task.parse(task_of(site, SETTINGS).flat() | made)
+    with pytest.raises(PolicyError, match="names 1000 classes, and this site has 3"):
+        serve(site, asked(task, drawn(task)))
+
+
+# ---- over processes ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_from_a_file_needs_the_word_of_each_site(tmp_path: Path) -> None:
+    first = tmp_path / "first.safetensors"
+    hub = Federation(tmp_path / "hub")
+    for name in ("bert", "carl"):
+        del hub.sites[name]
+    with leaving_nothing(hub):
+        alone = LIVE | {"method": "fedavg", "rounds": 1, "run.expect": 2, "run.evaluate": False}
+        made = hub.begin("first", alone | {"run.seeds": "3"}).finish()
+        first.write_bytes(Path(made["trainings"]["fedavg"][0]["model"]).read_bytes())
+        hub.processes["anna"].stop()
+        hub.client_options["anna"] = ["--start-from", str(first)]
+        hub.start_site("anna")
+        hub.begin("second", alone | {"run.start-from": str(first)}).finish()
+        other = hub.begin("other", alone | {"run.seeds": "4"}).finish()
+        start = str(other["trainings"]["fedavg"][0]["model"])
+        third = hub.begin("third", alone | {"run.start-from": start})
+        assert not hub.wait(third.id, PATIENCE).succeeded
+        assert {event["text"] for event in third.find("trouble", what="failed")} == {
+            Code.ORIGIN.public
+        }
