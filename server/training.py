@@ -437,7 +437,7 @@ class TrainingRounds:
         return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
 
     def _initial(self) -> Arrays:
-        """Make the model that all sites start from; only here are pretrained weights read."""
+        """Make the model that all sites start from; sites draw the same, and compare."""
         task = self.task
         if self.config.run.start_from:
             return finished(Path(self.config.run.start_from), task)

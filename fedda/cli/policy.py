@@ -52,17 +52,15 @@ State = Annotated[
 @app.command()
 def init(
     path: File,
-    classes: Annotated[int, typer.Option(min=2, max=10_000)] = 40,
-    vectors: Annotated[bool, typer.Option("--vectors")] = False,
+    classes: Annotated[
+        int, typer.Option(min=2, max=10_000, help="Most classes of a run, all sites' together.")
+    ] = 40,
+    vectors: Annotated[
+        bool,
+        typer.Option("--vectors", help="Networks for vectors and tables, which show more."),
+    ] = False,
 ) -> None:
-    """Write a policy with comments and safe values, to be changed as needed.
-
-    Args:
-        path: The file to write.
-        classes: How many classes a run may name: about as many as all sites have together.
-        vectors: This site's data are vectors or tables of numbers, whose networks have no
-            convolution. A server that lies can read more of them: see SECURITY.md.
-    """
+    """Write a policy with comments and safe values, to be changed as needed."""
     with clear_exit():
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or move it away")
