@@ -172,8 +172,6 @@ class Target(Client):
         self.save_adapted()
         loss = float(total) / max(steps, 1)
         told: Numbers = {f"refused/{name}": 1 for name in self.refused}
-        if self.alike is not None:
-            told["alike"] = self.released("alike", self.alike, len(self.data))
         loss = self.released("loss", loss, len(self.data), -LOSS_MOST)
         return {"loss": loss, "steps": steps} | told
 

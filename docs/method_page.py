@@ -107,11 +107,10 @@ def rows_of(text: str) -> Iterator[Row]:
     for line in lines[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         method, gain, worst, refined, refined_worst = cells[0], *cells[3:7]
-        if cells[9]:  # not the row of what is chosen without labels
-            rounds = rounds_of(text, method)
-            share = len(rounds) / sum(rounds)  # of a training that is a round
-            moved, took = f"{float(cells[9]) * share:.1f}", f"{float(cells[10]) * share:.2f}"
-            yield Row(method, gain, worst, refined, refined_worst, moved, took)
+        rounds = rounds_of(text, method)
+        share = len(rounds) / sum(rounds)  # of a training that is a round
+        moved, took = f"{float(cells[8]) * share:.1f}", f"{float(cells[9]) * share:.2f}"
+        yield Row(method, gain, worst, refined, refined_worst, moved, took)
 
 
 def rounds_of(text: str, method: str) -> list[int]:

@@ -35,8 +35,7 @@ class SHOT(FedDA):
             self.weights = self.shares(reply)
             # The target has the sources' models, so the server's checkpoints no longer need them.
             self.memory.arrays = {}
-            told = {n: float(reply.numbers[n]) for n in ("loss", "alike") if n in reply.numbers}
-            return self.global_model.unpack(), told
+            return self.global_model.unpack(), {"loss": float(reply.numbers["loss"])}
         raise QuorumError(f"{self.roster.target.name} (target) gave no usable reply.")
 
     def collected(self, replies: Iterable[Message]) -> tuple[Arrays, Numbers]:

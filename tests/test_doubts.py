@@ -41,7 +41,7 @@ def seen(rounds: int, **columns: list[Any]) -> list[tuple[str, int]]:
         (6, {"kept": [0.0, 0.04, 0.049, None, None, 0.3]}, [("kept", 3)]),
         # Signs that named as many good trainings as bad ones.
         (2, {"predicted": [4, 1], "largest": [0.9, 1.0], "weights": [{"a": 1.0}] * 2}, []),
-        (3, {"discriminator-accuracy": [0.3] * 3, "clipped": [0.9] * 3, "alike": [0.1] * 3}, []),
+        (3, {"discriminator-accuracy": [0.3] * 3, "clipped": [0.9] * 3}, []),
     ],
 )
 def test_doubts_by_hand(

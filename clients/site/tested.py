@@ -22,7 +22,7 @@ WHOLE = 1.0  # a whole number
 EXACT = math.inf  # the number follows from the settings, and from no image
 STEP = {
     **dict.fromkeys(("infomax", "loss", "kept"), 0.01),
-    **dict.fromkeys(("changed", "agreed", "alike", "moved"), 0.01),
+    **dict.fromkeys(("changed", "agreed", "moved"), 0.01),
     **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
     **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
     **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
@@ -31,7 +31,7 @@ STEP = {
     **dict.fromkeys(("steps", "tested", "predicted", "refused"), WHOLE),
     "epsilon": EXACT,
 }  # by name, without the site after a slash, or by the name's part before a dash
-SHARES = {"kept", "changed", "agreed", "alike"}  # of images, so that a share is a count
+SHARES = {"kept", "changed", "agreed"}  # of images, so that a share is a count
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 LOSS_MOST = 10.0  # nats

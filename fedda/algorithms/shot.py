@@ -165,7 +165,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
 TOLD = TEST.leaves.numbers
-TRAINED = frozenset({"loss", "steps", "seconds", "alike", "refused/*"})
+TRAINED = frozenset({"loss", "steps", "seconds", "refused/*"})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
 TRAINING: dict[str, Scalar] = {
