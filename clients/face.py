@@ -31,8 +31,8 @@ class Face(NumPyClient):
         self.site = site
 
     def get_properties(self, config: Mapping[str, Any]) -> Numbers:
-        """Tell what this site offers a run; `question.study` names its study."""
-        return doors.offered(self.site, None, str(config.get("question.study", "")))
+        """Tell what this site offers a run."""
+        return doors.offered(self.site, None)
 
     def fit(
         self, parameters: list[np.ndarray], config: Mapping[str, Any]
@@ -53,7 +53,7 @@ def client_fn(context: Context) -> FlowerClient:
 
 
 def client_for(site: Site, config: Mapping[str, Any]) -> Client:
-    """Make the client that serves a request, by the rules for its study.
+    """Make the client that serves a request.
 
     Args:
         site: this site.
@@ -61,10 +61,9 @@ def client_for(site: Site, config: Mapping[str, Any]) -> Client:
 
     Raises:
         WireError: the request names no part of a method.
-        PolicyError: the site's policy does not allow the method, or does not list the study.
+        PolicyError: the site's policy does not allow the method.
         ConfigError: there is no such method.
     """
-    site.enter(str(config.get("task.study", "")))
     method, hop, part = (str(config.get(n)) for n in ("task.method", "step.hop", "step.part"))
     parts = {part for phase in plugins.method(method).phases for part in phase.parts}
     if part not in parts | {"target"}:  # which every method has, for its test

@@ -9,10 +9,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -412,36 +411,11 @@ class ExchangeConfig(LazyConfig):
         return LazyConfig.model_validate(self.model_dump(include=set(LazyConfig.model_fields)))
 
 
-STUDY = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-
-
-def study_name(text: str) -> str:
-    """A study's name as it is; it stands in names of files, and is empty where there is no study.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if text and not STUDY.fullmatch(text):
-        raise ValueError("a study's name has up to 32 of a-z, 0-9 and -, and no - at its ends")
-    return text
-
-
-def in_study(study: str, name: str) -> str:
-    """The name of a training or run within a study; no run's own name can have the +."""
-    return f"{study}+{name}" if study else name
-
-
-StudyName = Annotated[str, AfterValidator(study_name)]
-
-
 class RunSection(Section):
     """The run as a whole; a site learns no more of it than its trainings say."""
 
     name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$")
     """name of the run; results go to DIR/NAME"""
-    study: StudyName = ""
-    """the study that the run belongs to: only sites that consent to it take part, each by its
-    policy's rules for it; empty: none"""
     dir: str = "runs"
     """folder of all runs, on the server"""
     seeds: str = Field(default="0", pattern=r"^\d+(,\d+)*$")

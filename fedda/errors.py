@@ -16,7 +16,6 @@
     ├── LostError       a site lost its own state of a training, which nobody else has
     ├── ForgottenError  a site no longer has a model that a request only names
     ├── PolicyError     the site's policy does not allow what was asked
-    │   ├── StudyError    its policy does not list the study that was named
     │   └── BatchError    its steps would be over fewer images than the site allows
     ├── BudgetError     a budget of the site's policy is spent
     └── RunError        a run, a checkpoint or a server process cannot go on
@@ -49,8 +48,7 @@ class Code(IntEnum):
     WEIGHTS = 1014
     SECURE = 1015
     BATCH = 1016
-    STUDY = 1017
-    ORIGIN = 1018
+    ORIGIN = 1017
 
     @property
     def public(self) -> str:
@@ -80,8 +78,6 @@ _PUBLIC = {
     Code.POLICY: "the site's own policy does not allow this request; ask the site's operator",
     Code.BATCH: "the site takes no step over as few images as train.batch-size; raise it (the "
     "default suits a site's default --min-images), or ask the site's operator",
-    Code.STUDY: "the site takes part in the studies that its own policy lists, and the run names "
-    "none of them; give one of these by --study, or ask the site's operator",
     Code.ORIGIN: "the site was sent a model that does not come from a first one that it knows; a "
     "run with --start-from, or with weights of a file, needs the same file at the site",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
@@ -174,10 +170,6 @@ class PolicyError(FeddaError):
 
 class OriginError(PolicyError):
     code = Code.ORIGIN
-
-
-class StudyError(PolicyError):
-    code = Code.STUDY
 
 
 class BatchError(PolicyError):

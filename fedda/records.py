@@ -11,7 +11,6 @@ A message holds at most these records, and any other is refused:
                 and those that it has kept if they do not (requests)
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
-    question    the study                                 (queries for an offer, in a study)
     look        the run; what a site's data look like     (queries of `fedda look`, their replies)
     logs        the run; plain lines of a site's log      (queries of `fedda logs`, their replies)
 """

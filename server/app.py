@@ -29,8 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         watch_parent(int(superlink), ask=False)
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
-    study = {"study": config.run.study} if config.run.study else {}
-    journal.write("started", run=context.run_id, **study, **asdict(Holder.me()))
+    journal.write("started", run=context.run_id, **asdict(Holder.me()))
     with journal.ending():
         asks = looking.logs if config.run.logs else looking.execute
         execute = asks if config.run.look or config.run.logs else run.execute

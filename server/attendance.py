@@ -39,7 +39,6 @@ class Sites:
         self._failed: dict[int, int] = {}  # how many questions in a row a node's program gave up
         self._open: dict[str, int] = {}  # question -> node
         self._wrong: set[str] = set()  # offers that were refused, in words
-        self._without: set[int] = set()  # nodes whose sites do not take part in the run's study
 
     def gather(self, class_names: tuple[str, ...] = ()) -> roster.Roster:
         """Wait until enough sites have joined and make a roster of their offers.
@@ -54,7 +53,7 @@ class Sites:
             QuorumError: too few sites joined within `wait.sites` seconds.
         """
         wait, expect, aim = self.config.wait, self.config.run.expect, self.config.run.target
-        chosen, study = self.config.sources, self.config.run.study
+        chosen = self.config.sources
         least = 0 if class_names else wait.min_sources
         deadline, steady, last = time.monotonic() + wait.sites, 0.0, None
         while True:
@@ -70,7 +69,7 @@ class Sites:
                 last, steady = (sources, targets), now
                 self.journal.write("waiting", sources=sources, targets=targets, enough=enough)
             # Nobody else can join if every registered site has.
-            everyone = registered.everyone(study) - self._without == self.offers.keys()
+            everyone = registered.everyone() == self.offers.keys()
             complete = enough and (everyone or 0 < expect == len(roles))
             late = now > deadline
             if complete or (enough and now - steady >= wait.settle) or (late and quorum):
@@ -83,12 +82,10 @@ class Sites:
                 needed = (
                     f"{expect} sites" if expect > least + 1 else f"{least} sources and a target"
                 )
-                without = len(self._without)
-                refused = f" {without} more take no part in the run's study." if without else ""
                 raise QuorumError(
                     f"After {wait.sites:g} s {sources} sources and {targets} targets have joined, "
                     f"but the run needs {needed}; start more clients or raise wait.sites."
-                    f"{refused}{offers}"
+                    f"{offers}"
                 )
             time.sleep(LOOK)
 
@@ -188,9 +185,8 @@ class Sites:
 
     def look(self) -> None:
         """Ask every node without a current offer and read the answers that arrived; do not wait."""
-        online = set(self.grid.get_node_ids()) - registered.outside(self.config.run.study)
+        online = set(self.grid.get_node_ids())
         now = time.monotonic()
-        self._without &= online
         self.offers = {i: n for i, n in self.offers.items() if i in online}
         self._again = {i: t for i, t in self._again.items() if i in online}
         self._failed = {i: n for i, n in self._failed.items() if i in online}
@@ -211,9 +207,7 @@ class Sites:
     def _ask(self, node_ids: Iterable[int]) -> None:
         for node_id in sorted(node_ids):
             self._again[node_id] = time.monotonic() + AGAIN
-            study = self.config.run.study
-            content = records.write(question={"study": study}) if study else RecordDict()
-            question = Message(content, node_id, "query", ttl=ANSWER, group_id="roster")
+            question = Message(RecordDict(), node_id, "query", ttl=ANSWER, group_id="roster")
             for message_id in self.grid.push_messages([question]):
                 if message_id:
                     self._open[message_id] = node_id
@@ -225,12 +219,7 @@ class Sites:
         self._again[node_id] = time.monotonic() + pause
 
     def _answered(self, node_id: int, reply: Message) -> None:
-        self._without.discard(node_id)
         try:
-            if reply.has_error() and reply.error.code == Code.STUDY:
-                self._without.add(node_id)
-                self._refused(node_id, public(Code.STUDY))
-                return
             if reply.has_error():
                 raise FeddaError(public(reply.error.code))
             node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))

@@ -101,7 +101,7 @@ def logs(
         claim(folder, config)
         if names is None:
             names = {node.node_id: node.name for node in grid.get_nodes()}
-        there = {node: names.get(node) or f"node {node}" for node in _online(grid, config)}
+        there = {node: names.get(node) or f"node {node}" for node in {*grid.get_node_ids()}}
         asked = {node: name for node, name in there.items() if name == site}
         if not asked:
             raise QuorumError(
@@ -129,11 +129,11 @@ def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:
     wait, least = config.wait, max(config.run.expect, 2)
     deadline, steady, last = time.monotonic() + wait.sites, 0.0, None
     while True:
-        nodes, now = _online(grid, config), time.monotonic()
+        nodes, now = {*grid.get_node_ids()}, time.monotonic()
         if nodes != last:
             last, steady = nodes, now
             journal.write("looking", sites=len(nodes))
-        calm = nodes == registered.everyone(config.run.study) or now - steady >= wait.settle
+        calm = nodes == registered.everyone() or now - steady >= wait.settle
         if len(nodes) >= least and (config.run.expect or calm):
             return sorted(nodes)
         if now > deadline:
@@ -142,11 +142,6 @@ def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:
                 "start more clients, or lower --expect."
             )
         time.sleep(PAUSE)
-
-
-def _online(grid: Grid, config: RunConfig) -> set[int]:
-    """The nodes that are connected, but those whose keys are for other studies."""
-    return {*grid.get_node_ids()} - registered.outside(config.run.study)
 
 
 def _asked(
@@ -179,8 +174,7 @@ def _asked(
         crossed.message("received", names[message.metadata.src_node_id], ROUND, message)
 
     def question(node: int) -> Message:
-        study = config.run.study
-        asked = {"run": config.run.name} | ({"study": study} if study else {})
+        asked = {"run": config.run.name}
         content = records.write(logs=asked) if what == "logs" else records.write(look=asked)
         return Message(content, node, f"query.{what}", ttl=config.wait.train, group_id=what)
 

@@ -41,7 +41,6 @@ OF_REFINED = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "a
 FINAL = {
     Code.POLICY.public,
     Code.BUDGET.public,
-    Code.STUDY.public,
 }  # a site that says so will say so again
 
 

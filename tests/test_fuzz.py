@@ -329,7 +329,7 @@ def test_damaged_checkpoints_are_read_or_refused(tmp_path: Path, count: int) -> 
 class Home:
     """The members of a site that its files need."""
 
-    name, study = "anna", ""
+    name = "anna"
 
     def __init__(self, folder: Path) -> None:
         self.state_dir = folder

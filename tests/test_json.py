@@ -95,7 +95,7 @@ def test_keys(tmp_path: Path) -> None:
     keys.add(tmp_path / "hub", "clinic-a")
     found = printed("keys", "list", "--dir", tmp_path / "hub")
     assert set(found) == documented()["keys list"] and found["revoked"] == 0
-    assert found["sites"] == {"clinic-a": {"role": "", "private_key_here": True, "studies": []}}
+    assert found["sites"] == {"clinic-a": {"role": "", "private_key_here": True}}
 
 
 def test_a_look(domains: list[Node], tmp_path: Path) -> None:

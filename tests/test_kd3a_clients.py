@@ -168,7 +168,7 @@ def test_a_site_keeps_a_limited_number_of_optimizer_files(
 ) -> None:
     """A server may begin any number of runs, but must not be able to fill the site's disk."""
     monkeypatch.setattr(state, "FILES", 4)
-    place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna", study=""))
+    place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
     for age, name in enumerate("abcd"):
         for server_round in (1, 2, 3):

@@ -151,7 +151,7 @@ def test_each_site_draws_its_own_picture(noted_run: Path) -> None:
 
 
 def test_of_many_images_the_same_sample_is_noted_in_every_round(noted_run: Path) -> None:
-    site = SimpleNamespace(name="anna", study="", state_dir=Path(), device=torch.device("cpu"))
+    site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
     task = SimpleNamespace(training="r.m-0", rounds=2)
     requests = [NotedRequest(task, number) for number in (1, 2)]
     one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in requests)  # type: ignore[arg-type]
@@ -220,7 +220,6 @@ def drawing(folder: Path) -> tuple[Any, Any]:
     """Return a client and its request, as `notes` needs them."""
     site = SimpleNamespace(
         name="anna",
-        study="",
         state_dir=folder,
         device=torch.device("cpu"),
         notes=True,
@@ -391,7 +390,7 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
     for name in ("..", ".", "a..", "...."):
         task = RunConfig.parse(FAST).task("kd3a", 0, (1, 8, 8), CLASSES, 4)
         renamed = Task.parse(task.flat() | {"run": name})
-        site = SimpleNamespace(name="anna", study="", state_dir=tmp_path)
+        site = SimpleNamespace(name="anna", state_dir=tmp_path)
         request = NotedRequest(renamed)
         written = notes.Notes(SimpleNamespace(site=site, request=request))  # type: ignore[arg-type]
         assert written.folder.resolve().parent == tmp_path.resolve() / "anna" / "notes"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import Error, Message
 
 from fedda import records
 from fedda.errors import Code, FeddaError, WireError, code_of
@@ -23,9 +23,6 @@ from ..site.plain_log import LOG
 from ..site.request import Numbers, Request, flat, unflat
 
 logger = logging.getLogger("fedda.site")
-
-QUESTIONS = ("question", "look", "logs")  # tables of questions outside of any training
-STUDY = {"study"}  # all that a question says besides its run
 
 
 def guarded(
@@ -45,8 +42,6 @@ def guarded(
         return reply
     except Exception as error:
         reply = _failure(error, message)
-    finally:
-        LOG.study = ""
     try:
         if site is not None:
             site.trail.answered(message, reply)
@@ -60,19 +55,8 @@ def _decided(handle: Callable[[Message, Site], Message], message: Message, site:
     if expired(message):
         logger.warning("a %s request came after it had expired", message.metadata.message_type)
         return Message(Error(int(Code.EXPIRED), Code.EXPIRED.public), reply_to=message)
-    site.enter(_study(message))
-    LOG.study = site.study
     site.gate.check_time()
     return handle(message, site)
-
-
-def _study(message: Message) -> str:
-    """The study that a request names: a training's, or a question's; no request may be both."""
-    for name in ("task", *QUESTIONS):
-        record = message.content.get(name)
-        if isinstance(record, ConfigRecord) and "study" in record:
-            return str(record["study"])
-    return ""
 
 
 def _failure(error: Exception, message: Message) -> Message:
@@ -98,7 +82,6 @@ def most_bytes(message: Message, node: Mapping[str, Any]) -> int:
     """
     try:
         site, tables = resident(tuple(sorted(node.items()))), dict(message.content)
-        site.enter(_study(message))
         task, step = (dict(tables[name]) for name in ("task", "step"))  # type: ignore[call-overload]
         site.gate.check_method(str(task.get("method", "")))
         return site.gate.admit(Request.make(task, step, {}))
@@ -109,10 +92,9 @@ def most_bytes(message: Message, node: Mapping[str, Any]) -> int:
 def query(message: Message, site: Site) -> Message:
     """Tell the server what this site offers; with a task, check that the site can take part."""
     tables = records.read(message.content)[1]
-    asked = {*tables.get("question", STUDY)}
-    if {*tables} not in (set(), {"task"}, {"question"}) or asked != STUDY:
-        raise WireError(f"A question may hold a task or a study, but holds {sorted(tables)}.")
-    offer = doors.offered(site, tables.get("task"), _study(message))
+    if {*tables} - {"task"}:
+        raise WireError(f"A question may hold a task, but holds {sorted(tables)}.")
+    offer = doors.offered(site, tables.get("task"))
     return Message(records.write(offer=offer), reply_to=message)
 
 
@@ -127,19 +109,19 @@ def logs(message: Message, site: Site) -> Message:
     """Tell the server the last plain lines of this program's log, if the policy lets them leave."""
     _check_name_alone(message, "logs")
     site.gate.admit_logs()
-    content = records.write(logs={"text": LOG.text(site.study)})
+    content = records.write(logs={"text": LOG.text()})
     site.gate.release({}, sum(records.size(content).values()))
     return Message(content, reply_to=message)
 
 
 def _check_name_alone(message: Message, table: str) -> None:
-    """Refuse a question that is not about a whole site: it names a run, maybe a study, no more.
+    """Refuse a question that is not about a whole site: it names a run, no more.
 
     Raises:
         WireError: it holds something else.
     """
     arrays, tables = records.read(message.content)
-    if arrays or {*tables} != {table} or {*tables[table]} - STUDY != {"run"}:
+    if arrays or {*tables} != {table} or {*tables[table]} != {"run"}:
         raise WireError(f"A request for {table} holds a run's name, but this one {sorted(tables)}.")
 
 

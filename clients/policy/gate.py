@@ -38,7 +38,6 @@ class Gate:
         server: the host that this site dials.
         hosts: further hosts at which it may sum gradients, besides the policy's.
         state: the folder in which the budgets are booked; None: nothing is booked.
-        study: the study whose rules hold, if the policy lists studies; else empty.
     """
 
     def __init__(
@@ -47,25 +46,20 @@ class Gate:
         server: str = "",
         hosts: tuple[str, ...] = (),
         state: Path | None = None,
-        study: str = "",
     ) -> None:
-        self.policy = policy.of(study)
+        self.policy = policy
         self.hosts = (*self.policy.exchange.hosts, *hosts)
         self.ports = self.policy.exchange.ports
         self._server = server
-        self._privacy = policy.privacy, self.policy.privacy if study else None
-        own = self.policy.budget if study else None
-        self._spent = None if state is None else Spent(state, policy.budget, study, own)
+        self._spent = None if state is None else Spent(state, policy.budget)
         # The training whose model was measured last, and the most bytes of its requests' arrays.
         self._measured: tuple[tuple[Any, ...], int] = (), 0
 
     @classmethod
-    def of(
-        cls, node: Mapping[str, Any], policy: Policy, state: Path | None, study: str = ""
-    ) -> Self:
+    def of(cls, node: Mapping[str, Any], policy: Policy, state: Path | None) -> Self:
         """Make the gate of a node configuration."""
         hosts = tuple(filter(None, str(node.get("exchange-hosts", "")).split(",")))
-        return cls(policy, str(node.get("server", "")), hosts, state, study)
+        return cls(policy, str(node.get("server", "")), hosts, state)
 
     def check_time(self, now: dt.datetime | None = None) -> None:
         """Check that the site answers now, or at another local time.
@@ -141,10 +135,10 @@ class Gate:
         sizes.check_names(task, limits.classes or MOST_CLASSES, limits.image_side)
         sizes.check_views(task, limits.views)
         widest = max(task.model.bottleneck, *task.model.widths, 0)
-        if widest > limits.bottleneck:
+        if widest > limits.hidden:
             raise PolicyError(
                 f"The request asks for a layer of {widest} units between network and head; the "
-                f"policy allows {limits.bottleneck} at most (limits.bottleneck)."
+                f"policy allows {limits.hidden} at most (limits.hidden)."
             )
 
     def check_method(self, name: str) -> None:
@@ -218,13 +212,11 @@ class Gate:
     def spend(self, steps: Steps) -> float:
         """Book steps of private training, before they are taken -> epsilon so far.
 
-        With a study it is that of the study alone.
-
         Raises:
             BudgetError: it is more than the policy allows; nothing was booked.
         """
         assert self._spent is not None
-        return self._spent.steps(steps, *self._privacy)
+        return self._spent.steps(steps, self.policy.privacy)
 
     def release(self, arrays: Mapping[str, Packed], size: int, contract: Part = NOTHING) -> None:
         """Let a reply leave.

@@ -9,7 +9,6 @@ which allow.plugins has to name. Hidden sums are bounded by [secure] with or wit
 import datetime as dt
 import re
 import tomllib
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Self
@@ -17,11 +16,8 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 
 from fedda.config import WIDEST, Section, validate
-from fedda.errors import ConfigError, StudyError
+from fedda.errors import ConfigError
 from fedda.ops.distributions import ANY, check_entry
-from fedda.wire import shown
-
-from .studies import STUDY, spread
 
 # Bounds that hold without a policy, too; a policy can only lower them.
 MOST_CLASSES = 10_000
@@ -62,7 +58,7 @@ class Allow(Section):
 
 
 class Limits(Section):
-    """The largest model, input and bottleneck that a request may name, and views of each image.
+    """The largest model, input and hidden layer of a request, and views of each image.
 
     classes  names of classes, a source's own among them; None: `SPARE` more than it has itself
     """
@@ -71,7 +67,7 @@ class Limits(Section):
     classes: int | None = Field(default=None, ge=2, le=MOST_CLASSES)
     parameters: int = Field(default=MOST_PARAMETERS, ge=1, le=MOST_PARAMETERS)
     views: int = Field(default=MOST_VIEWS, ge=1, le=MOST_VIEWS)
-    bottleneck: int = Field(default=WIDEST, ge=0, le=WIDEST)
+    hidden: int = Field(default=WIDEST, ge=0, le=WIDEST)
 
 
 class Leaving(Section):
@@ -204,20 +200,6 @@ class Policy(Section):
     times: Times = Times()
     keep: Keep = Keep()
     audit: AuditRules = AuditRules()
-    study: Mapping[str, "Policy"] = Field(default_factory=dict)  # complete rules of each study
-
-    def of(self, study: str) -> "Policy":
-        """The rules for runs of a study; empty: for those that name none.
-
-        Raises:
-            StudyError: the site takes part in certain studies only, and this is none of them.
-        """
-        if self.study and study not in self.study:
-            raise StudyError(
-                f"The policy lists the studies {', '.join(self.study)}, and the request is for "
-                f"{shown(study) or 'none'}; to take part, add [study.NAME] to the file of --policy."
-            )
-        return self.study.get(study, self)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -246,7 +228,7 @@ class Policy(Section):
                 "would not hold; correct it: `fedda policy init` writes all keys"
             )
         try:
-            return validate(cls, spread(tree))
+            return validate(cls, tree)
         except (ConfigError, ValueError) as error:
             text = str(error).replace("Value error, ", "").replace("a valid tuple", "a list in [ ]")
             raise ConfigError(f"the policy {path} does not hold: {text}") from None
@@ -274,10 +256,6 @@ def _unknown(section: type[Section], tree: object, prefix: str = "") -> str:
         if isinstance(below, type) and issubclass(below, Section):
             odd = _unknown(below, value, f"{prefix}{key}.")
             if odd:
-                return odd
-        if key == STUDY and isinstance(value, dict):
-            odds = (_unknown(section, own, f"{STUDY}.{name}.") for name, own in value.items())
-            if odd := next(filter(None, odds), ""):
                 return odd
     return ""
 

@@ -4,7 +4,6 @@ from collections import Counter, deque
 from contextlib import suppress
 from pathlib import Path
 
-from fedda.config import in_study
 from fedda.errors import Code
 from fedda.page.at_site import OwnSite, SiteRequest
 from fedda.results.read import Event
@@ -96,7 +95,7 @@ def _asked(event: Event, now: float, why: str = "") -> SiteRequest:
     came = [f"{a['name']} ({a['kind']})" for a in event.get("arrays", [])]
     return SiteRequest(
         time=now,
-        run=in_study(str(event.get("study", "")), str(event.get("run", event.get("run_id", "")))),
+        run=str(event.get("run", event.get("run_id", ""))),
         training=str(event.get("training", "")),
         round=str(event.get("round", "")),
         what=what,

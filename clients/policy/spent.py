@@ -2,8 +2,7 @@
 
 It is booked before the work and before anything leaves, and is on the disk when the work begins. So
 nothing is given back if the process is ended in between. All runs and all servers count together;
-only deleting the file begins anew. Where the policy lists studies, what a study uses is also booked
-on its own, in tables of its name: both accounts are changed, or neither.
+only deleting the file begins anew.
 """
 
 import sqlite3
@@ -12,7 +11,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedda.config import study_name
 from fedda.errors import BudgetError, DataError
 from fedda.secure.accountant import Steps, epsilon
 
@@ -24,7 +22,6 @@ TABLES = {
     "trainings": "(name PRIMARY KEY)",
     "steps": "(noise REAL, share REAL, n INTEGER, PRIMARY KEY (noise, share))",
 }
-ALL = ""  # the account of all runs
 WAIT = 30.0  # seconds for another process that books
 
 
@@ -44,22 +41,17 @@ class Spent:
     Args:
         state: the client's state folder.
         budget: what may be used in all.
-        study: the study that is worked for, if the policy lists studies.
-        own: what may be used for it.
     """
 
-    def __init__(
-        self, state: Path, budget: Budget, study: str = ALL, own: Budget | None = None
-    ) -> None:
-        self.path = state / FILE
-        self._accounts = {ALL: budget} | ({} if own is None else {study: own})
+    def __init__(self, state: Path, budget: Budget) -> None:
+        self.path, self._budget = state / FILE, budget
 
-    def used(self, study: str = ALL) -> UsedBudget:
-        """What was used so far, in all or for a study."""
+    def used(self) -> UsedBudget:
+        """What was used so far."""
         if not self.path.exists():
             return UsedBudget()
-        with self._open(study) as base:
-            return _used(base, study)
+        with self._open() as base:
+            return _used(base)
 
     def request(self, training: str, rounds: int = 0, tests: int = 0, size: int = 0) -> None:
         """Book a request before it is worked on.
@@ -73,10 +65,8 @@ class Spent:
         Raises:
             BudgetError: it is more than is left; nothing was booked.
         """
-        with self._open(*self._accounts) as base:
-            for study in self._accounts:
-                table = _table("trainings", study)
-                base.execute(f"INSERT OR IGNORE INTO {table} VALUES (?)", (training,))
+        with self._open() as base:
+            base.execute("INSERT OR IGNORE INTO trainings VALUES (?)", (training,))
             self._add(base, rounds=rounds, tests=tests, bytes=size)
 
     def leaving(self, size: int) -> None:
@@ -85,55 +75,48 @@ class Spent:
         Raises:
             BudgetError: it is more than is left; nothing was booked.
         """
-        with self._open(*self._accounts) as base:
+        with self._open() as base:
             self._add(base, bytes=size)
 
-    def steps(self, steps: Steps, privacy: Privacy, own: Privacy | None = None) -> float:
-        """Book noisy steps on the site's labelled examples -> epsilon so far, of the study if any.
+    def steps(self, steps: Steps, privacy: Privacy) -> float:
+        """Book noisy steps on the site's labelled examples -> epsilon so far.
 
         Args:
             steps: noise, share of the examples, and how many steps.
             privacy: the delta at which epsilon of all steps is computed, and the most it may be.
-            own: the same of the steps for the study.
 
         Raises:
             BudgetError: it is more than is left; nothing was booked.
         """
         noise, share, n = steps
-        with self._open(*self._accounts) as base:
-            spent = 0.0
-            for study in self._accounts:
-                rules, table = (own if study and own else privacy), _table("steps", study)
-                base.execute(f"INSERT OR IGNORE INTO {table} VALUES (?, ?, 0)", (noise, share))
-                change = f"UPDATE {table} SET n = n + ? WHERE noise = ? AND share = ?"
-                base.execute(change, (n, noise, share))
-                spent = _epsilon(base, study, rules.delta)
-                if rules.epsilon is not None and not spent <= rules.epsilon:  # NaN is more than any
-                    raise BudgetError(
-                        f"With this round epsilon of the site's examples would be {spent:.3g}, but "
-                        f"the policy allows {rules.epsilon:g} over all runs{_of(study)} "
-                        "(privacy.epsilon)."
-                    )
+        with self._open() as base:
+            base.execute("INSERT OR IGNORE INTO steps VALUES (?, ?, 0)", (noise, share))
+            change = "UPDATE steps SET n = n + ? WHERE noise = ? AND share = ?"
+            base.execute(change, (n, noise, share))
+            spent = _epsilon(base, privacy.delta)
+            if privacy.epsilon is not None and not spent <= privacy.epsilon:  # NaN is more than any
+                raise BudgetError(
+                    f"With this round epsilon of the site's examples would be {spent:.3g}, but "
+                    f"the policy allows {privacy.epsilon:g} over all runs (privacy.epsilon)."
+                )
         return spent
 
-    def epsilon(self, delta: float, study: str = ALL) -> float:
-        """Epsilon of all noisy steps so far, in all or for a study."""
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of all noisy steps so far."""
         if not self.path.exists():
             return 0.0
-        with self._open(study) as base:
-            return _epsilon(base, study, delta)
+        with self._open() as base:
+            return _epsilon(base, delta)
 
     def _add(self, base: sqlite3.Connection, **counts: int) -> None:
-        """Add to every account, and check that none has more than it may."""
-        for study, most in self._accounts.items():
-            table = _table("used", study)
-            for what, n in counts.items():
-                base.execute(f"INSERT OR IGNORE INTO {table} VALUES (?, 0)", (what,))
-                base.execute(f"UPDATE {table} SET n = n + ? WHERE what = ?", (n, what))
-            _check(_used(base, study), most, _of(study))
+        """Add to the account, and check that it has no more than it may."""
+        for what, n in counts.items():
+            base.execute("INSERT OR IGNORE INTO used VALUES (?, 0)", (what,))
+            base.execute("UPDATE used SET n = n + ? WHERE what = ?", (n, what))
+        _check(_used(base), self._budget)
 
     @contextmanager
-    def _open(self, *accounts: str) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[sqlite3.Connection]:
         """Open the database for one change, which holds as a whole or not at all."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -141,11 +124,8 @@ class Spent:
                 base.execute("PRAGMA synchronous = FULL")  # on the disk before the work begins
                 base.execute("BEGIN IMMEDIATE")
                 with base:  # commits at the end, or takes everything back if there is an error
-                    for study in accounts:
-                        for what, columns in TABLES.items():
-                            base.execute(
-                                f"CREATE TABLE IF NOT EXISTS {_table(what, study)} {columns}"
-                            )
+                    for what, columns in TABLES.items():
+                        base.execute(f"CREATE TABLE IF NOT EXISTS {what} {columns}")
                     yield base
         except sqlite3.Error as error:
             raise DataError(
@@ -154,7 +134,7 @@ class Spent:
             ) from None
 
 
-def _check(used: UsedBudget, most: Budget, of: str) -> None:
+def _check(used: UsedBudget, most: Budget) -> None:
     left = "nothing more is done until the site's policy gives more"
     for what, count, limit in (
         ("training requests", used.rounds, most.rounds),
@@ -162,31 +142,21 @@ def _check(used: UsedBudget, most: Budget, of: str) -> None:
         ("different trainings", used.trainings, most.trainings),
     ):
         if limit is not None and count > limit:
-            raise BudgetError(f"The policy's budget of {limit} {what}{of} is spent; {left}.")
+            raise BudgetError(f"The policy's budget of {limit} {what} is spent; {left}.")
     if most.megabytes is not None and used.bytes > most.megabytes * 1e6:
         raise BudgetError(
-            f"The policy lets {most.megabytes:g} MB leave this site in all{of}, and this would be "
+            f"The policy lets {most.megabytes:g} MB leave this site in all, and this would be "
             f"{used.bytes / 1e6:.3f} MB; {left}."
         )
 
 
-def _used(base: sqlite3.Connection, study: str) -> UsedBudget:
-    counts = dict(base.execute(f"SELECT what, n FROM {_table('used', study)}"))
-    (trainings,) = base.execute(f"SELECT COUNT(*) FROM {_table('trainings', study)}").fetchone()
+def _used(base: sqlite3.Connection) -> UsedBudget:
+    counts = dict(base.execute("SELECT what, n FROM used"))
+    (trainings,) = base.execute("SELECT COUNT(*) FROM trainings").fetchone()
     return UsedBudget(
         counts.get("rounds", 0), counts.get("tests", 0), trainings, counts.get("bytes", 0)
     )
 
 
-def _epsilon(base: sqlite3.Connection, study: str, delta: float) -> float:
-    steps = base.execute(f"SELECT noise, share, n FROM {_table('steps', study)}")
-    return epsilon(steps, delta)
-
-
-def _table(what: str, study: str) -> str:
-    """The name of an account's table in SQL; a study's name has no quotation mark."""
-    return f'"{study_name(study)} {what}"' if study else what
-
-
-def _of(study: str) -> str:
-    return f" for the study {study}" if study else ""
+def _epsilon(base: sqlite3.Connection, delta: float) -> float:
+    return epsilon(base.execute("SELECT noise, share, n FROM steps"), delta)

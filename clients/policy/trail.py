@@ -30,7 +30,7 @@ from ..site.request import HEADING, Request
 from .compared import AUDIT
 
 SHAPES = 1000  # of one array; a request could name any number
-PLACE = ("study", "run", "training", *HEADING)
+PLACE = ("run", "training", *HEADING)
 LETTERS = 100  # of a name that a server sent
 
 logger = logging.getLogger("fedda.site")
@@ -85,7 +85,6 @@ class Trail:
         """To which run, training and round a request belongs."""
         task = request.task
         place = {"run_id": self._run_id, "run": task.run, "training": task.label}
-        place |= {"study": task.study} if task.study else {}
         return place | {"round": request.round, "hop": request.hop}
 
     def _add(self, event: str, **facts: Any) -> None:
@@ -111,8 +110,6 @@ def _described(message: Message) -> dict[str, Any]:
         return about | {"unreadable": True}
     task, step = tables.get("task", {}), tables.get("step", {})
     asked = tables.get("look", {}) | tables.get("logs", {})
-    if study := (asked | tables.get("question", {}) | task).get("study"):
-        about["study"] = _short(study)
     if "run" in asked:
         about["run"] = _short(asked["run"])
     if task:

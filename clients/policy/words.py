@@ -35,7 +35,7 @@ image-side = 512             # pixels
 classes = 40                 # that all sites have together; each is a row of the head
 parameters = 100_000_000     # values of the model, and of all that the method adds
 views = 8                    # augmented views of each image that a frozen network computes
-bottleneck = 512             # units of a layer between network and head
+hidden = 512                 # units of a layer between network and head
 
 [leaving]                    # what may leave this site
 models = true
@@ -93,15 +93,6 @@ megabytes = 4000             # of all that trainings leave behind
 images = 0.1                 # of the images of a step over min-images or more, recovered
 membership = 0.1             # of the members, found at one in a thousand false
 shares = 1.0                 # of what guesses do not know of the class shares; 1: any
-
-# Studies, by the names that runs give them. With any of them this site takes part in no other run.
-# A study's tables stand in place of those above, key by key; but for [budget], privacy.epsilon and
-# secure.changes, which then also bound what all studies use together.
-# [study.heart]
-# [study.heart.allow]
-# methods = ["fedavg"]
-# [study.heart.budget]
-# rounds = 200
 """
 
 
@@ -118,9 +109,6 @@ def fresh(classes: int, vectors: bool) -> str:
 
 def words(policy: Policy) -> Iterator[str]:
     """Say what a policy allows, one sentence at a time."""
-    if policy.study:
-        yield from _of_studies(policy)
-        return
     allow, limits, protect = policy.allow, policy.limits, policy.protect
     yield f"Methods: {_names(allow.methods)}. Phases: {_names(allow.phases)}."
     others = f"Code of other packages: {_names(allow.plugins)}."
@@ -132,7 +120,7 @@ def words(policy: Policy) -> Iterator[str]:
     classes = more or f"{limits.classes:,} classes"
     yield f"Images of {limits.image_side} pixels a side at most, and {classes}."
     yield f"A frozen network computes {limits.views} views of each image at most."
-    yield f"A layer between network and head has {limits.bottleneck:,} units at most."
+    yield f"A layer between network and head has {limits.hidden:,} units at most."
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
@@ -182,31 +170,14 @@ def words(policy: Policy) -> Iterator[str]:
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
 
-def _of_studies(policy: Policy) -> Iterator[str]:
-    epsilon = policy.privacy.epsilon
-    yield (
-        f"Takes part in the studies {_listed([*policy.study])}; a run of another, or of none, is "
-        "refused."
-    )
-    yield (
-        f"All studies together: {_in_all(policy)}; an epsilon of "
-        f"{'any' if epsilon is None else f'{epsilon:g} at most'}, at a delta of "
-        f"{policy.privacy.delta:g}; groups of sums may change {policy.secure.changes} times."
-    )
-    for study, rules in policy.study.items():
-        yield from (f"{study}: {line}" for line in words(rules))
-
-
 def left(policy: Policy, spent: Spent) -> Iterator[tuple[str, str, str]]:
-    """What was used of each budget -> its name, what was used, and what it is; then per study."""
-    for study, rules in {"": policy, **policy.study}.items():
-        most, used, of = rules.budget, spent.used(study), f"{study}: " if study else ""
-        epsilon = spent.epsilon(rules.privacy.delta, study)
-        yield f"{of}requests to train", f"{used.rounds:,}", _most(most.rounds)
-        yield f"{of}models to test", f"{used.tests:,}", _most(most.tests)
-        yield f"{of}different trainings", f"{used.trainings:,}", _most(most.trainings)
-        yield f"{of}MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
-        yield f"{of}epsilon of noisy runs", f"{epsilon:.3g}", _most(rules.privacy.epsilon)
+    """What was used of each budget -> its name, what was used, and what it is."""
+    most, used, privacy = policy.budget, spent.used(), policy.privacy
+    yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
+    yield "models to test", f"{used.tests:,}", _most(most.tests)
+    yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
+    yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
+    yield "epsilon of noisy runs", f"{spent.epsilon(privacy.delta):.3g}", _most(privacy.epsilon)
 
 
 def _in_all(policy: Policy) -> str:

@@ -244,7 +244,7 @@ class Dictionary:
         for kind in HEADS:
             path, made = folder / f"{kind}.safetensors", self.with_heads(heads, kind)
             models.save(path, made, classes=task.names, **task.about_model)
-        alike = folder.parent.glob(state.trainings(self.site))
+        alike = folder.parent.glob(state.TRAINING)
         others = (f for f in alike if f.is_dir() and f != folder)
         keep_newest(others, KEPT - 1, parts=[f"{kind}.safetensors" for kind in HEADS])
 

@@ -25,19 +25,17 @@ PLAYED_BY = {"source": {"source"}, "target": {"target"}, "collaborator": {"sourc
 logger = logging.getLogger("fedda.site")
 
 
-def offered(site: Site, settings: Mapping[str, Any] | None, study: str = "") -> Numbers:
+def offered(site: Site, settings: Mapping[str, Any] | None) -> Numbers:
     """Tell what this site offers a run, after a check that it can take part in it.
 
     Args:
         site: this site.
         settings: the training's; None if the server only asks.
-        study: that of the run which only asks; the training's settings name theirs.
 
     Raises:
         FeddaError: the site cannot or may not take part.
     """
     task = None if settings is None else Task.parse(settings)
-    site.enter(study if task is None else task.study)
     if task is not None:
         site.gate.admit_frozen(task)
         site.frozen.part(task)
@@ -61,7 +59,6 @@ def admit(site: Site, request: Request, test: bool) -> None:
         FeddaError: this site may not or cannot serve it.
     """
     task, contract = request.task, request.contract
-    site.enter(task.study)
     if request.is_test and not test:
         raise WireError("A training request asks for a test.")
     if test and not request.is_test:

@@ -112,40 +112,21 @@ class Site:
         the site may sum gradients; with `audited` the site books budgets and writes an audit log,
         and its process, which is then for this site alone, uses only the policy's packages.
         """
-        self._node, self.policy = node, Policy.parse(str(node.get("policy", "")))
+        self.policy = policy = Policy.parse(str(node.get("policy", "")))
         if node.get("audited"):
             plugins.restrict(self.policy.allow.plugins)
         self.min_images = max(self.min_images, self.policy.protect.min_images)
         self.min_examples = max(self.min_examples, self.policy.protect.min_examples)
-        self._booked = self.state_dir if node.get("audited") else None
-        self.trail = Trail(self._booked)
+        booked = self.state_dir if node.get("audited") else None
+        self.trail = Trail(booked)
         files = str(node.get("key", "")), str(node.get("peers", ""))
         self.identity = Identity(self.name, *files)
-        self._consents: dict[str, tuple[Gate, Summed, Sealed]] = {}
-        if not self.policy.study:  # else nothing is done before a request has named one
-            self.enter("")
-
-    def enter(self, study: str) -> None:
-        """Let the rules for runs of a study hold from here on; every request begins with this.
-
-        Raises:
-            StudyError: the policy lists studies, and not this one.
-        """
-        policy, node = self.policy.of(study), self._node
-        self.study = study if self.policy.study else ""
-        if self.study not in self._consents:
-            place = self.state_dir / self.name if self.state_dir else None
-            secure = self.policy.secure, policy.secure if self.study else None
-            lasting = place if node.get("forgetful") else None  # a process may not see two requests
-            summed, sealed = (
-                Drawer(lasting and lasting / f"{of}.key") for of in ("summed", "sealed")
-            )
-            self._consents[self.study] = (
-                Gate.of(node, self.policy, self._booked, self.study),
-                Summed(self.identity, *secure, place, summed, self.study),
-                Sealed(self.identity, policy.secure, sealed),
-            )
-        self.gate, self.summed, self.sealed = self._consents[self.study]
+        place = self.state_dir / self.name if self.state_dir else None
+        lasting = place if node.get("forgetful") else None  # a process may not see two requests
+        summed, sealed = (Drawer(lasting and lasting / f"{of}.key") for of in ("summed", "sealed"))
+        self.gate = Gate.of(node, policy, booked)
+        self.summed = Summed(self.identity, policy.secure, place, summed)
+        self.sealed = Sealed(self.identity, policy.secure, sealed)
         protect, self.keep = policy.protect, policy.keep
         self.noise = max(float(node.get("noise", 0)), protect.noise)
         self.clip = math.inf if protect.clip is None else protect.clip

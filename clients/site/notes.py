@@ -35,7 +35,7 @@ from fedda.train import generator
 from . import before_after
 from .memory import Site
 from .request import Request
-from .state import trainings
+from .state import TRAINING
 
 logger = logging.getLogger("fedda.site")
 
@@ -121,7 +121,6 @@ class Notes:
         self.round = request.round
         self.is_last = request.is_last
         self.folder = site.state_dir / site.name / "notes" / task.training
-        self._alike = trainings(site)
 
     def take(self, model: str, first: bool, test: Labelled | None = None) -> None:
         """Write the features, if this request is one of those to note."""
@@ -207,9 +206,7 @@ class Notes:
 
     def _make_room(self) -> None:
         """Delete the oldest trainings' notes beyond the bounds, and never another file."""
-        others = [
-            f for f in self.folder.parent.glob(self._alike) if f.is_dir() and f != self.folder
-        ]
+        others = [f for f in self.folder.parent.glob(TRAINING) if f.is_dir() and f != self.folder]
         keep_newest(others, KEPT - 1, ROOM - _size(self.folder), FILES)
 
 

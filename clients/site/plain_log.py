@@ -43,8 +43,7 @@ class PlainLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.study = ""  # that is worked for, if the site's policy lists studies
-        self._lines: deque[tuple[str, str]] = deque(maxlen=LINES)
+        self._lines: deque[str] = deque(maxlen=LINES)
         self._changes = threading.Lock()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -52,12 +51,12 @@ class PlainLog(logging.Handler):
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         level = LEVELS.get(record.levelno, "OTHER")  # a package may give levels names of its own
         with self._changes:
-            self._lines.append((self.study, f"{clock} {level} {plain(record)}"))
+            self._lines.append(f"{clock} {level} {plain(record)}")
 
-    def text(self, study: str = "") -> str:
-        """The last lines, in MOST_BYTES at most, but none of the work for another study."""
+    def text(self) -> str:
+        """The last lines, in MOST_BYTES at most."""
         with self._changes:
-            lines = [line for of, line in self._lines if of in ("", study)]
+            lines = [*self._lines]
         size, first = 0, len(lines)
         while first and (size := size + len(lines[first - 1].encode()) + 1) <= MOST_BYTES:
             first -= 1

@@ -22,7 +22,7 @@ from typing import Literal
 from fedda.errors import DataError, PolicyError, SecureError
 from fedda.secure.agree import Occasion
 
-FILE, OF_STUDY = "sums.db", "sums-{}.db"
+FILE = "sums.db"
 MOST_SUMS = 1_000_000  # noted sums; each takes less than 100 bytes
 WAIT = 30.0  # seconds for another process that notes a sum
 
@@ -41,14 +41,11 @@ class Remembered:
         site: its name.
         folder: where the database is; None: in memory only.
         changes: how often a group may differ from an earlier one, over all runs.
-        study: the study whose runs are noted here; empty: all runs are.
     """
 
-    def __init__(self, site: str, folder: Path | None, changes: int, study: str = "") -> None:
+    def __init__(self, site: str, folder: Path | None, changes: int) -> None:
         self._site, self._changes = site, changes
-        self._of = f" for the study {study}" if study else ""
-        file = OF_STUDY.format(study) if study else FILE
-        self._path = None if folder is None else folder / file
+        self._path = None if folder is None else folder / FILE
         self._memory: sqlite3.Connection | None = None
 
     def add(
@@ -90,7 +87,7 @@ class Remembered:
             raise PolicyError(
                 f"The sum of {kind} is over {', '.join(group)}, and an earlier one was over "
                 f"{before}; what these differ by can be computed. This would be change {changes}, "
-                f"but the policy allows {self._changes}{self._of} (secure.changes): wait until the "
+                f"but the policy allows {self._changes} (secure.changes): wait until the "
                 "same sites are back, or allow 2 for each time that a site may drop out and return."
             )
         base.execute("INSERT OR REPLACE INTO groups VALUES (?, ?, ?)", (kind, members, number))

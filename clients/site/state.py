@@ -18,7 +18,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 
-from fedda.config import in_study
 from fedda.errors import BudgetError
 from fedda.files import keep_newest, keeping
 from fedda.settings import Task
@@ -42,20 +41,13 @@ OPTIMIZER, METHOD = "optimizer", "method"  # kinds of files; methods name furthe
 
 
 class Place(Protocol):
-    """The members of a site that its files need: its name, and its state directory, if any.
-
-    `study` is the one that it works for, if its policy lists studies: each has room of its own, so
-    that none makes another's files go.
-    """
+    """The members of a site that its files need: its name, and its state directory, if any."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def state_dir(self) -> Path | None: ...
-
-    @property
-    def study(self) -> str: ...
 
 
 @dataclass
@@ -96,11 +88,6 @@ class Kept:
         return {"state": state, "param_groups": self.about[part]["groups"]}
 
 
-def trainings(site: Place) -> str:
-    """A pattern of the names of the trainings that share this one's room."""
-    return in_study(site.study, TRAINING)
-
-
 def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> None:
     """Write the state after a round, whole or not at all, if the site has a state directory."""
     if site.state_dir is None:
@@ -116,7 +103,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     for old in rounds:
         if old not in (last, server_round):
             _path(site, task, old, what).unlink(missing_ok=True)
-    keep_newest(path.parent.glob(f"{trainings(site)}.*.{what}.safetensors"), FILES)
+    keep_newest(path.parent.glob(f"{TRAINING}.*.{what}.safetensors"), FILES)
 
 
 def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
@@ -149,7 +136,7 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
     tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     with keeping(path) as part:
         save_file(tensors, part)
-    keep_newest(path.parent.glob(f"{trainings(site)}.once.{what}.safetensors"), NETWORKS)
+    keep_newest(path.parent.glob(f"{TRAINING}.once.{what}.safetensors"), NETWORKS)
 
 
 def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
@@ -195,11 +182,11 @@ def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:
     if site.state_dir is None:
         return
     folder, own = site.state_dir / site.name, task.training
-    left, mine, names = [], 0, trainings(site)
+    left, mine = [], 0
     found = (
         each
         for pattern, ends in LEFT.items()
-        for each in glob.iglob(pattern.format(names), root_dir=folder, include_hidden=True)
+        for each in glob.iglob(pattern.format(TRAINING), root_dir=folder, include_hidden=True)
         if each.endswith(ends)
     )
     for path in map(folder.joinpath, found):

@@ -34,28 +34,20 @@ class Summed:
     Args:
         identity: its node key and the other sites' keys.
         rules: the policy's part about secure sums.
-        own: the same of the study that is worked for; None: the policy lists none.
         state: the folder in which groups are remembered; None: in memory only.
         drawer: for its key of a try of a round.
-        study: its name.
     """
 
     def __init__(
         self,
         identity: Identity,
         rules: Secure,
-        own: Secure | None,
         state: Path | None,
         drawer: Drawer,
-        study: str = "",
     ) -> None:
         self._identity = identity
-        self._rules = own or rules
-        # The study's first: a change that it may not make counts as none of all studies'.
-        about = [(study, own), ("", rules)]
-        self._remembered = [
-            Remembered(identity.name, state, each.changes, name) for name, each in about if each
-        ]
+        self._rules = rules
+        self._remembered = Remembered(identity.name, state, rules.changes)
         self._drawer = drawer
 
     def offer(self, request: Request) -> Packed:
@@ -93,8 +85,7 @@ class Summed:
         if len(set(group.values())) < len(group):
             raise SecureError("Two sites of the group have the same key; remove one of them.")
         self._check_size("models", group)
-        for remembered in self._remembered:
-            remembered.add("models", [[*group]], occasion)
+        self._remembered.add("models", [[*group]], occasion)
         logger.info("secure sum of round %d over %s", occasion.round, ", ".join(sorted(group)))
         agreed = [vars(occasion), request.task.digest, _most(request)]
         agreed += [hashlib.sha256(request.arrays["model"].buffer).hexdigest()]
@@ -145,8 +136,7 @@ class Summed:
             verify(own.occasion, site, public, signature, peers)
         if len({public for public, _ in keys.values()}) < len(keys):
             raise SecureError("Two sites of the exchange have the same key; remove one of them.")
-        for remembered in self._remembered:
-            remembered.add("gradients", [group.members for group in groups])
+        self._remembered.add("gradients", [group.members for group in groups])
         who = "; ".join(", ".join(sorted(group.members)) for group in groups)
         logger.info("masked sums of gradients of round %d over %s", own.occasion.round, who)
         lazy, seeds = request.exchange.lazy, {}

@@ -51,14 +51,6 @@ Role = Annotated[
     Literal["source", "target"] | None,
     typer.Option(help="The only role that the site may play. Default: either."),
 ]
-Studies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--study",
-        metavar="STUDY",
-        help="A study whose runs ask this site; repeat it for several. Default: all runs ask it.",
-    ),
-]
 HERE = Path("fedda-server")
 
 
@@ -105,7 +97,6 @@ def sign(
     fingerprint: Annotated[str | None, typer.Option(metavar="SHA256:...")] = None,
     yes: Annotated[bool, typer.Option("--yes")] = False,
     role: Role = None,
-    study: Studies = None,
 ) -> None:
     """At the server: check a site's request and admit it.
 
@@ -129,7 +120,7 @@ def sign(
             key_request.check_fingerprint(asked, fingerprint)
         elif not yes:
             _ask(asked)
-        path = keys.admit_key(directory, asked.name, asked.key, only, study or ())
+        path = keys.admit_key(directory, asked.name, asked.key, only)
         echo(f"{path}: admitted; send it ca.crt")
 
 
@@ -153,7 +144,6 @@ def add(
     directory: Dir = HERE,
     public: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     role: Role = None,
-    study: Studies = None,
 ) -> None:
     """Register a site's public key, or make its key pair here and know its private key.
 
@@ -165,28 +155,11 @@ def add(
     """
     with clear_exit():
         if public is None:
-            path = keys.add(directory, name, role or "", study or ())
+            path = keys.add(directory, name, role or "")
             echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
         else:
-            path = keys.admit(directory, name, public, role or "", study or ())
+            path = keys.admit(directory, name, public, role or "")
             echo(f"{path}: admitted")
-
-
-@app.command()
-def studies(
-    name: Name,
-    study: Annotated[
-        list[str] | None, typer.Argument(metavar="[STUDY]...", help="None: all runs ask the site.")
-    ] = None,
-    directory: Dir = HERE,
-) -> None:
-    """Say which studies' runs ask a site from now on; a running server follows within seconds.
-
-    Whether the site takes part is up to its own policy, which lists studies, too.
-    """
-    with clear_exit():
-        keys.assign(directory, name, study or ())
-    echo(f"{name} is asked by runs of {', '.join(study) if study else 'all studies and of none'}")
 
 
 @app.command()
@@ -213,7 +186,6 @@ def list_(directory: Dir = HERE, as_json: JsonOption = False) -> None:
             name: {
                 "role": keys.role(directory / "nodes" / f"{name}.pub"),
                 "private_key_here": (directory / "nodes" / name).exists(),
-                "studies": [*keys.studies(directory / "nodes" / f"{name}.pub")],
             }
             for name in keys.names(directory)
         }
@@ -222,7 +194,6 @@ def list_(directory: Dir = HERE, as_json: JsonOption = False) -> None:
         return print_json({"sites": sites, "revoked": revoked})
     for name, about in sites.items():
         role = f"  {about['role']} only" if about["role"] else ""
-        role += f"  studies {', '.join(about['studies'])}" if about["studies"] else ""
         note = "  (the private key is still here)" if about["private_key_here"] else ""
         echo(f"{name}{role}{note}")
     if revoked:

@@ -134,7 +134,7 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         control.sites()  # gives a clear error if no server answers
         _end_former(folder, address, control)
         with tempfile.TemporaryDirectory() as scratch:
-            app = stage(Path(scratch) / "app", config.flat(), config.run.study)
+            app = stage(Path(scratch) / "app", config.flat())
             run_id = control.start_run(app, config.flat())
         submission = Submission(run_id, address, str(ca or ""), offset)
         submission.write(folder)

@@ -22,9 +22,6 @@ def logs(
         Path,
         typer.Option(metavar="DIR", help="The folder that `fedda superlink` was given as --dir."),
     ],
-    study: Annotated[
-        str, typer.Option(metavar="NAME", help="The study for which the site answers.")
-    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the last lines of a site's log that the site lets leave.
@@ -39,7 +36,6 @@ def logs(
     with clear_exit(), interruptible("stopped"), tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "logs"
         flat = {"run.logs": site, "run.dir": scratch, "run.name": folder.name}
-        flat |= {"run.study": study}
         config = RunConfig.parse(flat)
         on_server(config, Launch(server=str(server.absolute())), folder, lambda event: None)
         lines = json.loads((folder / LOOKED).read_text())["text"].splitlines()

@@ -32,7 +32,6 @@ def look(
     target: Annotated[str, typer.Option(metavar="NAME", show_default=False)] = "",
     server: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     expect: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
-    study: Annotated[str, typer.Option(metavar="NAME")] = "",
     out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False)] = Path("look"),
     as_json: JsonOption = False,
     *,
@@ -56,7 +55,6 @@ def look(
             have no labels.
         server: Instead of --data: the folder that `fedda superlink` was given as --dir.
         expect: With --server: wait for so many sites.
-        study: With --server: the study for which the sites answer.
         out: Where the page and the numbers go.
     """
     on_terminate()
@@ -66,7 +64,7 @@ def look(
         if data is None:
             refuse_local(context, LOCAL)
         folder = out.absolute()
-        flat = {"run.look": True, "run.expect": expect, "run.study": study}
+        flat = {"run.look": True, "run.expect": expect}
         config = RunConfig.parse(flat | {"run.dir": str(folder.parent), "run.name": folder.name})
         if server is not None:
             said = (lambda event: None) if as_json else _shown

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
-from fedda.config import in_study
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.results.plainly import PlainConsole, echo
@@ -106,8 +105,7 @@ def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> No
         spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
         words = load("clients", "policy.words")
         rows = [*words.left(policy, spent)]
-        used = {study: _used(spent, rules, study) for study, rules in policy.study.items()}
-        used = _used(spent, policy) | ({"studies": used} if used else {})
+        used = {**vars(spent.used()), "epsilon": spent.epsilon(policy.privacy.delta)}
     if as_json:
         return print_json({"policy": policy.model_dump(by_alias=True), "used": used})
     for line in words.words(policy):
@@ -116,10 +114,6 @@ def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> No
     for row in rows:
         table.add_row(*row)
     PlainConsole().print(table)
-
-
-def _used(spent: Any, policy: Any, study: str = "") -> dict[str, Any]:
-    return {**vars(spent.used(study)), "epsilon": spent.epsilon(policy.privacy.delta, study)}
 
 
 @app.command()
@@ -189,7 +183,7 @@ def _table(entries: "list[Entry]") -> None:
     table = Table("time", "event", "kind", "run", "round", "what", "bytes", "hash")
     for entry in entries:
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(entry.get("time", 0))))
-        run = in_study(entry.get("study", ""), str(entry.get("run", entry.get("run_id", ""))))
+        run = str(entry.get("run", entry.get("run_id", "")))
         cells = [clock, entry.get("event"), entry.get("kind"), run, entry.get("round")]
         cells += [_what(entry), entry.get("bytes"), str(entry.get("sha256", ""))[:12]]
         table.add_row(*(_cell(cell) for cell in cells))

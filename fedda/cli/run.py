@@ -45,7 +45,6 @@ def run(
     baseline: str = "",
     start_from: Annotated[Path | None, typer.Option("--start-from", metavar="RUN")] = None,
     name: str = "",
-    study: Annotated[str, typer.Option(metavar="NAME")] = "",
     directory: Annotated[Path, typer.Option("--dir", "--out", file_okay=False)] = Path("runs"),
     simulate: Annotated[Path | None, typer.Option("--simulate", "--data", metavar="ROOT")] = None,
     target: Annotated[str, typer.Option(metavar="NAME")] = "",
@@ -99,7 +98,6 @@ def run(
             only prepare a model are left out. If sources take part in none of the other phases, the
             run needs no sources.
         name: Results go to DIR/NAME. Default: the method.
-        study: The study that the run belongs to: only sites that consent to it take part.
         directory: Folder of all runs.
         simulate: Run without a server, over the domain folders of ROOT.
         target: Target to adapt to, if several have joined; without this option the run adapts to
@@ -129,7 +127,6 @@ def run(
                 "run.seeds": ",".join(map(str, seeds_of(seeds))) if seeds else "",
                 "run.start-from": str(start_from.absolute()) if start_from else "",
                 "run.target": target if simulate is None else "",
-                "run.study": study,
             }
             changes = _changes(method, change or [])
             flat = new_settings(method, preset or [], given, baseline, changes)

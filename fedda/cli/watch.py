@@ -15,7 +15,6 @@ from fedda.cli.at_server import looking, server_of
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError
-from fedda.results import story
 from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import JOURNAL, counted, printable
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
@@ -29,14 +28,12 @@ Folder = Annotated[
         metavar="[RUN]", help="The run's folder. Default: the only run in --dir that is going on."
     ),
 ]
-StudyOption = Annotated[str, typer.Option(metavar="NAME", help="Only runs of this study.")]
 Directory = Annotated[Path, typer.Option("--dir", file_okay=False, help="Folder of all runs.")]
 
 
 def watch(
     server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
     run: Annotated[str, typer.Option(metavar="RUN")] = "",
-    study: StudyOption = "",
 ) -> None:
     """Watch a server: the sites that come and go, who trains, and its newest run until it ends.
 
@@ -60,12 +57,10 @@ def watch(
     on_terminate()
     left = interruptible("No longer watching; a run that goes on is not ended.")
     with clear_exit(), left, looking(*server_of(server.absolute())) as look:
-        raise typer.Exit(Watcher(look, run, PlainConsole(), study).follow())
+        raise typer.Exit(Watcher(look, run, PlainConsole()).follow())
 
 
-def attach(
-    run: Folder = None, directory: Directory = Path("runs"), study: StudyOption = ""
-) -> None:
+def attach(run: Folder = None, directory: Directory = Path("runs")) -> None:
     """Watch a run that is going on until it ends, as `fedda run` does.
 
       fedda attach runs/kd3a
@@ -75,7 +70,7 @@ def attach(
     """
     on_terminate()
     with clear_exit():
-        folder = _chosen(run, directory, study)
+        folder = _chosen(run, directory)
         left = (
             f"The run goes on. Watch it again: fedda attach {folder}\nEnd it: fedda stop {folder}"
         )
@@ -87,19 +82,19 @@ def attach(
                 watching.watch(journal, going.offset, going.ended, display, going.process)
 
 
-def stop(run: Folder = None, directory: Directory = Path("runs"), study: StudyOption = "") -> None:
+def stop(run: Folder = None, directory: Directory = Path("runs")) -> None:
     """End a run that is going on; `fedda run --resume` goes on with it after its last full round.
 
     fedda stop runs/kd3a
     """
     with clear_exit():
-        folder = _chosen(run, directory, study)
+        folder = _chosen(run, directory)
         watching.stop(folder)
         echo(f"stopped {folder}{watching.resume_hint(folder)}")
 
 
-def _chosen(run: Path | None, directory: Path, study: str) -> Path:
-    """The folder that the user gave, or that of the only run of the study that is going on.
+def _chosen(run: Path | None, directory: Path) -> Path:
+    """The folder that the user gave, or that of the only run that is going on.
 
     Raises:
         RunError: no such run is going on, or more than one.
@@ -107,11 +102,9 @@ def _chosen(run: Path | None, directory: Path, study: str) -> Path:
     if run is not None:
         return run.absolute()
     found = watching.all_going_on(directory.absolute())
-    found = [f for f in found if study in ("", story.settings_of(f).get("run.study", ""))]
     if not found:
-        of = f" of the study {study}" * bool(study)
         raise RunError(
-            f"No run{of} is going on in {directory}; give the run's folder, or the folder of all "
+            f"No run is going on in {directory}; give the run's folder, or the folder of all "
             "runs with --dir."
         )
     if len(found) > 1:
@@ -123,11 +116,9 @@ def _chosen(run: Path | None, directory: Path, study: str) -> Path:
 class Watcher:
     """Shows a server's sites and one run."""
 
-    def __init__(
-        self, look: Callable[[], Snapshot], which: str, console: Console, study: str = ""
-    ) -> None:
+    def __init__(self, look: Callable[[], Snapshot], which: str, console: Console) -> None:
         self._look = look
-        self._which, self._study = which, study
+        self._which = which
         self._console = console
         self._snapshot = Snapshot()
         self._online: dict[int, bool] = {}
@@ -151,8 +142,7 @@ class Watcher:
                 time.sleep(LOOK)
                 self.look()
         if not run.ended:
-            of = f" of the study {run.study}" * bool(run.study)
-            self.say(f"run {run.name}{of} in {run.folder}")
+            self.say(f"run {run.name} in {run.folder}")
             journal = run.path / JOURNAL
             settings = settings_of(run.path)
             with Display(settings, self._console, above=self._sites, every=1) as display:
@@ -190,7 +180,7 @@ class Watcher:
         self._console.print(line, soft_wrap=True, highlight=False)
 
     def _run(self) -> RunNow | None:
-        return self._snapshot.run(self._which, self._study)
+        return self._snapshot.run(self._which)
 
     def _over(self) -> bool:
         self.look()

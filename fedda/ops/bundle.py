@@ -21,7 +21,7 @@ PYPROJECT = """\
 [project]
 name = "fedda"
 version = "{version}"
-description = "Federated unsupervised domain adaptation{of}"
+description = "Federated unsupervised domain adaptation"
 license = "Apache-2.0"
 
 [tool.flwr.app]
@@ -36,14 +36,12 @@ fab-include = ["fedda/**/*.py", "clients/**/*.py", "strategies/**/*.py", "server
 """
 
 
-def stage(folder: Path, settings: Collection[str] | None = None, study: str = "") -> Path:
+def stage(folder: Path, settings: Collection[str] | None = None) -> Path:
     """Write the app into a folder and return it.
 
     Args:
         folder: empty, or to be made.
         settings: keys that a run may set; by default every one there is.
-        study: of the run. Flower unpacks an app anew for each of its runs, in one place, so those
-            of two studies must not be the same: they may begin at the same time.
 
     Raises:
         RunError: the folder is not empty.
@@ -54,7 +52,6 @@ def stage(folder: Path, settings: Collection[str] | None = None, study: str = ""
             f"{folder} holds files already, and all files of a folder become part of the Flower "
             "app: give an empty or a new one"
         )
-    of = f", for the study {study}" * bool(study)
     for source, name in modules():
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +61,6 @@ def stage(folder: Path, settings: Collection[str] | None = None, study: str = ""
             version=__version__,
             components=_table(COMPONENTS),
             config=config_table(settings),
-            of=of,
         ),
         encoding="utf-8",
     )

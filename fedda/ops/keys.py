@@ -7,15 +7,14 @@ A server's folder holds, besides its certificate (`fedda.ops.certificate`),
     nodes/revoked/         key pairs that were revoked
     peers                  all public keys of nodes/ in one file, for sites that add up in secret
 
-A site takes part under NAME only, in one role only if its public key's line has role=source or
-role=target, and is asked about runs of certain studies only if it ends in studies=heart,lungs.
+A site takes part under NAME only, and in one role only if its public key's line ends in
+role=source or role=target.
 
 A server reads the folder: it admits the sites whose public key lies in nodes/ and refuses those in
 nodes/revoked/, also when the folder changes while it runs. Nothing here touches the network.
 """
 
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedda.config import study_name
 from fedda.errors import KeyFileError
 from fedda.files import replacing
 from fedda.ops.certificate import read, write_private
@@ -31,37 +29,31 @@ from fedda.ops.certificate import read, write_private
 # Each request of a site is signed: on P-384 that takes three times as long, at both ends.
 CURVE = ec.SECP256R1()
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-STUDIES = re.compile(rb" studies=([a-z0-9,-]+)\s*$")
-ROLE = re.compile(rb" role=(source|target)( studies=[a-z0-9,-]+)?\s*$")
+ROLE = re.compile(rb" role=(source|target)\s*$")
 
 
-def add(directory: Path, name: str, role: str = "", studies: Sequence[str] = ()) -> Path:
+def add(directory: Path, name: str, role: str = "") -> Path:
     """Make the key pair of one site and return the private key's path.
 
     Args:
         directory: the server's folder.
         name: the site, and its key's file.
         role: source or target, if the site may play only one of them.
-        studies: those whose runs ask the site, if it is not asked about all.
 
     Raises:
-        KeyFileError: the name cannot be a file name, or has a key already; or a study's name is
-            none.
+        KeyFileError: the name cannot be a file name, or has a key already.
     """
     _check_free(directory, name)
-    _check_studies(studies)
     path = Path(directory) / "nodes" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(CURVE)
     write_private(path, private_bytes(key))
-    path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role, studies))
+    path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
     _write_peers(directory)
     return path
 
 
-def admit(
-    directory: Path, name: str, public: Path, role: str = "", studies: Sequence[str] = ()
-) -> Path:
+def admit(directory: Path, name: str, public: Path, role: str = "") -> Path:
     """Store the public key of a site that made its key pair itself and keeps the private key.
 
     The comment in the site's own file is not kept; the arguments are those of `add`.
@@ -70,7 +62,7 @@ def admit(
         KeyFileError: the name is not valid or is taken, or the file is not a public key, or the key
             is another site's or was revoked.
     """
-    return admit_key(directory, name, _public(read(public, "public key"), public), role, studies)
+    return admit_key(directory, name, _public(read(public, "public key"), public), role)
 
 
 def admit_key(
@@ -78,11 +70,9 @@ def admit_key(
     name: str,
     key: ec.EllipticCurvePublicKey,
     role: str = "",
-    studies: Sequence[str] = (),
 ) -> Path:
     """Store a site's public key; like `admit`."""
     _check_free(directory, name)
-    _check_studies(studies)
     for other, known in public_keys(directory).items():
         if known == key:
             raise KeyFileError(
@@ -96,21 +86,9 @@ def admit_key(
         )
     target = Path(directory) / "nodes" / f"{name}.pub"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_line(key, name, role, studies))
+    target.write_bytes(_line(key, name, role))
     _write_peers(directory)
     return target
-
-
-def assign(directory: Path, name: str, chosen: Sequence[str]) -> None:
-    """Say about which studies' runs a site is asked from now on; none: about all.
-
-    Raises:
-        KeyFileError: the site has no key in the folder, or a study's name is none.
-    """
-    public = _admitted(directory, name)
-    _check_studies(chosen)
-    with replacing(public) as part:
-        part.write_bytes(_line(public_key(public), name, role(public), chosen))
 
 
 def revoke(directory: Path, name: str) -> Path:
@@ -194,12 +172,6 @@ def role(path: Path) -> str:
     return found[1].decode() if found else ""
 
 
-def studies(path: Path) -> tuple[str, ...]:
-    """The studies that a public key was registered for; none: it is for all."""
-    found = STUDIES.search(read(path, "public key"))
-    return tuple(found[1].decode().split(",")) if found else ()
-
-
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Read a site's private key.
 
@@ -222,18 +194,14 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _write_peers(directory: Path) -> None:
     folder = Path(directory) / "nodes"
-    # Which studies a site is in does not concern the others.
-    lines = [STUDIES.sub(b"\n", (folder / f"{n}.pub").read_bytes()) for n in names(directory)]
+    lines = [(folder / f"{n}.pub").read_bytes() for n in names(directory)]
     with replacing(Path(directory) / "peers") as part:
         part.write_bytes(b"".join(lines))
 
 
-def _line(
-    key: ec.EllipticCurvePublicKey, name: str, role: str, studies: Sequence[str] = ()
-) -> bytes:
+def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:
     line = key.public_bytes(serial.Encoding.OpenSSH, serial.PublicFormat.OpenSSH)
-    only = f" role={role}" * bool(role) + f" studies={','.join(studies)}" * bool(studies)
-    return line + f" {name}{only}\n".encode()
+    return line + f" {name}{f' role={role}' * bool(role)}\n".encode()
 
 
 def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -253,14 +221,6 @@ def check_name(name: str) -> None:
             f"{name!r} cannot name a site's key: use up to 63 letters, digits, dots, dashes or "
             "underscores, beginning with a letter or digit"
         )
-
-
-def _check_studies(studies: Sequence[str]) -> None:
-    for study in studies:
-        try:
-            study_name(study or "-")
-        except ValueError as error:
-            raise KeyFileError(f"{study!r} cannot be a study: {error}") from None
 
 
 def _admitted(directory: Path, name: str) -> Path:

@@ -43,9 +43,8 @@ def _about(run: RunSeries) -> str:
     sources = run.sources
     names = ", ".join(sources) if len(sources) <= 6 else f"{len(sources)} sources"
     seconds = sum(sum(m["seconds"]) for m in run.summary["methods"].values())
-    study = run.summary["study"]
     parts = [
-        f"run {run.results['name']}" + f" of the study {study}" * bool(study),
+        f"run {run.results['name']}",
         f"{names} → {run.target}" if sources else f"no sources → {run.target}",
         read.counted(run.rounds, "round"),
         read.counted(len(run.seeds), "seed"),

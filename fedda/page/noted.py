@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedda.errors import RunError
-from fedda.results.read import Results, at_site, label_of, seed_of
+from fedda.results.read import Results, label_of, seed_of
 
 FIRST, LAST, CONFUSION = "first.npz", "last.npz", "confusion.json"
 DICTIONARY, REFINED = "dictionary.npz", "refined.npz"
@@ -144,7 +144,7 @@ def _below(place: Path, results: Results) -> dict[tuple[str, str, str], Path]:
     folders = {}
     for method, trainings in results["trainings"].items():
         for training in trainings:
-            name = f"{at_site(results)}.{label_of(results, training, method)}"
+            name = f"{results['name']}.{label_of(results, training, method)}"
             below = place.glob(f"*/notes/{glob.escape(name)}")
             for folder in _existing([*below, place / "notes" / name]):
                 site = folder.parent.parent.name

@@ -34,10 +34,7 @@ def _title(run: RunNow | None, story: Story, which: str) -> str:
         return f"The server knows no run {which}" if which else "No run has begun"
     on = f" on {', '.join(story.targets)}" if story.targets else ""
     trains = story.current[0] if story.current else run.method
-    study = f" (study {run.study})" * bool(run.study)
-    return f"{run.name}{study}: {run.method}{on}" + f", now its baseline {trains}" * (
-        trains != run.method
-    )
+    return f"{run.name}: {run.method}{on}" + f", now its baseline {trains}" * (trains != run.method)
 
 
 def sentence(run: RunNow | None, story: Story) -> str:
@@ -151,17 +148,13 @@ def _troubles(story: Story) -> Html | None:
     return section("last", "Last troubles", made)
 
 
-def _about(run: RunNow) -> str:
-    return ", ".join(
-        filter(None, [f"study {run.study}" * bool(run.study), run.ending or run.status])
-    )
-
-
 def _runs(snapshot: Snapshot, run: RunNow | None) -> Html | None:
     others = [other for other in snapshot.runs if other is not run][:MOST_RUNS]
     if not others:
         return None
     links = [
-        e("li", e("a", r.name, href=f"/live?run={r.number}"), f" ({_about(r)})") for r in others
+        e("li", e("a", r.name, href=f"/live?run={r.number}"), f" ({r.ending or r.status})")
+        for r in others
+        for r in others
     ]
     return section("runs", "Other runs", e("ul", *links))

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.config import in_study
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
@@ -217,13 +216,8 @@ def refined_at(results: Results) -> list[str]:
 
 def refined_file(results: Results, training: Mapping[str, Any]) -> str:
     """Where a training's target keeps its refined model, below its --state-dir."""
-    name = f"{at_site(results)}.{Path(training['model']).parent.name}.{REFINED}.safetensors"
+    name = f"{results['name']}.{Path(training['model']).parent.name}.{REFINED}.safetensors"
     return printable(f"{training.get('target') or target(results)}/{name}")
-
-
-def at_site(results: Results) -> str:
-    """What the run is called in the names of sites' files: its name, within its study."""
-    return in_study((results.get("config") or {}).get("run.study", ""), results["name"])
 
 
 def _shared_by(results: Results, method: str) -> str:
@@ -363,7 +357,6 @@ def summary(results: Results) -> dict[str, Any]:
         }
     return {
         "name": results["name"],
-        "study": (results.get("config") or {}).get("run.study", ""),
         "method": results["method"],
         "titles": {method: title(results, method) for method in methods},
         "target": target(results),

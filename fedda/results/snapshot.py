@@ -56,7 +56,6 @@ class RunNow:
         status: pending, starting, running or finished.
         ending: completed, failed or stopped; empty while it goes on.
         began: when it was asked for, as Flower writes it.
-        study: the one that it belongs to; empty if none.
     """
 
     number: int
@@ -66,7 +65,6 @@ class RunNow:
     status: str
     ending: str = ""
     began: str = ""
-    study: str = ""
 
     @property
     def ended(self) -> bool:
@@ -91,15 +89,11 @@ class Snapshot:
     sites: tuple[SiteNow, ...] = ()
     runs: tuple[RunNow, ...] = ()
 
-    def run(self, which: str = "", study: str = "") -> RunNow | None:
-        """The run of a name, number or folder; without one the newest. None if there is none.
-
-        With a study it is one of that study.
-        """
-        runs = [run for run in self.runs if study in ("", run.study)]
+    def run(self, which: str = "") -> RunNow | None:
+        """The run of a name, number or folder; without one the newest. None if there is none."""
         if not which:
-            return next(iter(runs), None)
-        for run in runs:
+            return next(iter(self.runs), None)
+        for run in self.runs:
             if which in (str(run.number), run.name) or Path(which).absolute() == run.path:
                 return run
         return None

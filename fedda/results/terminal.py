@@ -115,7 +115,6 @@ def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    notes += [f"a run of the study {report['study']}"] if report["study"] else []
     notes += read.small_sites(results) + read.missing_tests(results) + read.ended_early(results)
     return notes + read.adapted_elsewhere(results) + read.refined_at(results)
 

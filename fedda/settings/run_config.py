@@ -312,7 +312,6 @@ class RunConfig(config.Section):
         stages = self.stages(method, later)
         return Task(
             run=self.run.name,
-            study=self.run.study,
             method=method,
             seed=seed,
             rounds=stages[-1].last if stages else self.rounds,

@@ -18,7 +18,6 @@ class Task(config.Section):
     """One training, as its sites receive it."""
 
     run: str = Field(default="run", pattern=r"^[\w.-]+$")
-    study: config.StudyName = Field(default="", description="the study that the run belongs to")
     method: str = config.DEFAULT
     seed: int = Field(default=0, ge=0)
     rounds: int = Field(default=20, ge=1)
@@ -62,11 +61,8 @@ class Task(config.Section):
 
     @property
     def training(self) -> str:
-        """The name of this training in a site's files, and in what sites sign for one another.
-
-        The run's name keeps several runs apart, and the study's those of different studies.
-        """
-        return config.in_study(self.study, f"{self.run}.{self.label}")
+        """The name of this training in a site's files, and in what sites sign for one another."""
+        return f"{self.run}.{self.label}"
 
     @property
     def label(self) -> str:
@@ -142,10 +138,6 @@ class Task(config.Section):
         """The shape of one input, and how images and vectors come to it."""
         columns = tuple(self.column_names.split("\n")) if self.column_names else ()
         return config.Inputs(self.dims, self.resize, self.window, self.missing, columns)
-
-    def flat(self) -> config.Flat:
-        """Every setting under its dotted key; the study only if the run names one."""
-        return {key: value for key, value in super().flat().items() if key != "study" or value}
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:

@@ -184,9 +184,9 @@ class Folder:
                 control.register(admitted[name], name)
                 done.append(f"admitted {name}")
         files = {_pem(key): nodes / f"{name}.pub" for name, key in admitted.items()}
-        about = {pem: (keys.role(file), keys.studies(file)) for pem, file in files.items()}
+        about = {pem: keys.role(file) for pem, file in files.items()}
         entries = {
-            site.node_id: RegisteredKey(site.name, *about.get(site.public_key, ("", ())))
+            site.node_id: RegisteredKey(site.name, about.get(site.public_key, ""))
             for site in control.sites()
         }
         write(self.registered, entries)

@@ -1,4 +1,4 @@
-"""Which site each node is: the name, the role and the studies that its key was registered with.
+"""Which site each node is: the name and the role that its key was registered with.
 
 The SuperLink writes this into a file, and the programs of runs read it there: a site tells its name
 and role itself, and one site must not pass for another.
@@ -6,7 +6,7 @@ and role itself, and one site must not pass for another.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,15 +17,10 @@ from fedda.ops.spawn import REGISTERED
 
 
 class RegisteredKey(NamedTuple):
-    """What the operator registered a key with; an empty name, role or studies were left open."""
+    """What the operator registered a key with; an empty name or role was left open."""
 
     name: str
     role: str
-    studies: Sequence[str] = ()
-
-    def belongs(self, study: str) -> bool:
-        """Whether the site is asked about runs of a study; empty: about those that name none."""
-        return not self.studies or study in self.studies
 
 
 def write(path: Path, entries: Mapping[int, RegisteredKey]) -> None:
@@ -51,22 +46,13 @@ def read(path: Path) -> dict[int, RegisteredKey]:
         raise ValueError(str(error)) from error
 
 
-def everyone(study: str = "") -> set[int]:
-    """The nodes of all registered sites of a study; none where sites have no keys.
+def everyone() -> set[int]:
+    """The nodes of all registered sites; none where sites have no keys.
 
     Raises:
         RunError: the SuperLink's file of registered sites cannot be read.
     """
-    return {node for node, entry in (_entries() or {}).items() if entry.belongs(study)}
-
-
-def outside(study: str) -> set[int]:
-    """The nodes of registered sites that a run of this study does not ask.
-
-    Raises:
-        RunError: the SuperLink's file of registered sites cannot be read.
-    """
-    return {node for node, entry in (_entries() or {}).items() if not entry.belongs(study)}
+    return set(_entries() or {})
 
 
 def objection(node_id: int, name: str, role: str) -> str:

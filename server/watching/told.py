@@ -54,8 +54,7 @@ class Told:
             return
         if ended is None:
             self._runs[run.number] = False
-            study = f" of the study {run.study}" * bool(run.study)
-            self.say(f"run {run.name} ({run.method}){study} begins, in {run.folder}")
+            self.say(f"run {run.name} ({run.method}) begins, in {run.folder}")
         if ended:
             return
         if story is not None:

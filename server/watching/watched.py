@@ -25,7 +25,6 @@ USUAL = {
     "method": RunConfig.model_fields["method"].default,
     "run.dir": RunSection().dir,
     "run.name": RunSection().name,
-    "run.study": RunSection().study,
 }
 
 
@@ -103,5 +102,4 @@ def _run(run: Any) -> RunNow:
         run.status.status,
         run.status.sub_status if ended else "",
         run.pending_at,
-        str(settings["run.study"]),
     )
