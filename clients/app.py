@@ -30,10 +30,6 @@ def make_app(sites: Sequence[Mapping[str, Any]] = ()) -> ClientApp:
     def look(message: Message, context: Context) -> Message:
         return bridge.guarded(bridge.look, message, node(context))
 
-    @made.query("logs")
-    def logs(message: Message, context: Context) -> Message:
-        return bridge.guarded(bridge.logs, message, node(context))
-
     @made.train()
     def train(message: Message, context: Context) -> Message:
         return bridge.guarded(bridge.train, message, node(context))

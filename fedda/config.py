@@ -435,8 +435,6 @@ class RunSection(Section):
     """wait for this many sites; 0: as few as the run needs"""
     look: bool = False
     """train nothing, and ask the sites what their data look like; for `fedda look`"""
-    logs: str = ""
-    """train nothing, and ask the site of this name for plain lines of its log; for `fedda logs`"""
     evaluate: bool = True
     """let the target test each round, if it has labels"""
     refine: Refine = "careful"

@@ -12,7 +12,6 @@ A message holds at most these records, and any other is refused:
     metrics     numbers that the contract lists           (replies)
     offer       name, role and data of a site             (replies to a query)
     look        the run; what a site's data look like     (queries of `fedda look`, their replies)
-    logs        the run; plain lines of a site's log      (queries of `fedda logs`, their replies)
 """
 
 import hashlib
@@ -28,7 +27,7 @@ from fedda.errors import WireError
 from fedda.flower.pieces import arrays_of, names
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
-Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "question", "look", "logs"]
+Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"

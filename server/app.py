@@ -22,7 +22,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do what `fedda run`, `look`, `logs` or `flwr run` asks for; an error ends it as failed."""
+    """Do what `fedda run`, `look` or `flwr run` asks for; an error ends it as failed."""
     if superlink := os.environ.get(SERVER_PID):
         # When its SuperLink dies, Flower asks a ServerApp to end. The ServerApp may then wait for
         # ever for the dead server, and until it ends the run's folder stays locked.
@@ -31,6 +31,5 @@ def main(grid: Grid, context: Context) -> None:
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id, **asdict(Holder.me()))
     with journal.ending():
-        asks = looking.logs if config.run.logs else looking.execute
-        execute = asks if config.run.look or config.run.logs else run.execute
+        execute = looking.execute if config.run.look else run.execute
         execute(config, lean(grid), journal)

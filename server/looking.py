@@ -1,6 +1,4 @@
-"""Ask sites something outside any training: what their data look like, or lines of a log.
-
-`fedda look` asks all, and compares what they tell; `fedda logs` asks one.
+"""`fedda look`: ask sites what their data look like, outside any training, and compare it.
 
 It is a run without a training, with a journal, a record of what crossed, and bytes by kind. No site
 needs to fit to the others, so none is asked what it offers a run.
@@ -10,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -34,7 +32,6 @@ from .superlink.lean_grid import LeanGrid
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply
-MOST_TEXT = 2**16  # characters of a log
 ROUND = 1  # of the ledger and the record
 
 
@@ -67,7 +64,7 @@ def execute(
             accounts[site.name] = site
             journal.write("joined", site=site.name, role=site.role, text=f"{site.name} told")
 
-        refused, ledger = _asked(config, grid, journal, called, "look", take)
+        refused, ledger = _asked(config, grid, journal, called, take)
         told = [accounts[name] for name in sorted(accounts)]
         if len(told) < 2:
             raise QuorumError(
@@ -79,49 +76,6 @@ def execute(
         checkpoint.replace(folder / LOOKED, json.dumps(seen, indent=1).encode())
         journal.write("done", results=str(folder / LOOKED))
     return seen
-
-
-def logs(
-    config: RunConfig, grid: Grid, journal: Journal, names: Mapping[int, str] | None = None
-) -> None:
-    """Ask a site for the last plain lines of its log, and write them to look.json.
-
-    Args:
-        config: the run; `run.logs` names the site, and of the rest its folder and waits count.
-        grid: the way to the sites.
-        journal: receives every event.
-        names: of the nodes; by default those of their registered keys.
-
-    Raises:
-        QuorumError: the site is not connected, or it told nothing.
-        RunError: the run's folder holds a run already, or cannot be written.
-    """
-    folder, site = Path(config.run.dir) / config.run.name, config.run.logs
-    with alone(folder):
-        claim(folder, config)
-        if names is None:
-            names = {node.node_id: node.name for node in grid.get_nodes()}
-        there = {node: names.get(node) or f"node {node}" for node in {*grid.get_node_ids()}}
-        asked = {node: name for node, name in there.items() if name == site}
-        if not asked:
-            raise QuorumError(
-                f"No site '{site}' is connected; there are {', '.join(sorted(there.values()))}."
-                if there
-                else f"No site '{site}' is connected, and no other is."
-            )
-        texts: list[str] = []
-
-        def take(reply: Message) -> None:
-            texts.append(_lines(reply))
-
-        refused, _ = _asked(config, grid, journal, asked, "logs", take)
-        if refused:
-            raise QuorumError(
-                f"{site} tells no line of its log: {refused[site]}; it does if its policy has "
-                "leaving.logs = true."
-            )
-        checkpoint.replace(folder / LOOKED, json.dumps({"text": texts[0]}).encode())
-        journal.write("done", results=str(folder / LOOKED))
 
 
 def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:
@@ -149,7 +103,6 @@ def _asked(
     grid: Grid,
     journal: Journal,
     names: Mapping[int, str],
-    what: Literal["look", "logs"],
     take: Callable[[Message], None],
 ) -> tuple[dict[str, str], Ledger]:
     """Ask the nodes -> why some told nothing, by name; the bytes.
@@ -159,11 +112,10 @@ def _asked(
         grid: the way to the sites.
         journal: receives who told nothing.
         names: of the nodes.
-        what: the question, `look` or `logs`.
         take: called with each reply; raises a FeddaError if the site told nothing.
     """
     refused = {name: f"no reply within {config.wait.train:g} s" for name in names.values()}
-    ledger, crossed = Ledger(), Crossed(Path(config.run.dir) / config.run.name, grid, what)
+    ledger, crossed = Ledger(), Crossed(Path(config.run.dir) / config.run.name, grid, "look")
 
     def sent(message: Message) -> None:
         ledger.count(message, ROUND, "site", "to")
@@ -174,9 +126,8 @@ def _asked(
         crossed.message("received", names[message.metadata.src_node_id], ROUND, message)
 
     def question(node: int) -> Message:
-        asked = {"run": config.run.name}
-        content = records.write(logs=asked) if what == "logs" else records.write(look=asked)
-        return Message(content, node, f"query.{what}", ttl=config.wait.train, group_id=what)
+        content = records.write(look={"run": config.run.name})
+        return Message(content, node, "query.look", ttl=config.wait.train, group_id="look")
 
     if isinstance(grid, LeanGrid):
         grid.expect(MOST_BYTES)
@@ -192,21 +143,6 @@ def _asked(
     for name, text in refused.items():
         journal.trouble("refused", name, text)
     return refused, ledger
-
-
-def _lines(reply: Message) -> str:
-    """The lines that a site told, in one text.
-
-    Raises:
-        FeddaError: it told none, or something else than it may.
-    """
-    if reply.has_error():
-        raise FeddaError(public(reply.error.code))
-    arrays, tables = records.read(reply.content)
-    text = tables.get("logs", {}).get("text")
-    if arrays or {*tables} != {"logs"} or {*tables["logs"]} != {"text"} or type(text) is not str:
-        raise WireError("it sent something else than lines of its log")
-    return text[:MOST_TEXT]
 
 
 def _read(reply: Message, others: Mapping[str, Account]) -> Account:

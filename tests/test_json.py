@@ -51,7 +51,7 @@ def documented() -> dict[str, set[str]]:
 def test_the_page_names_every_command_with_json() -> None:
     have = {words for words, has in commands(typer.main.get_command(app)) if has}
     assert have == set(documented())
-    assert {"report", "methods", "look", "logs", "policy show", "audit all"} <= have
+    assert {"report", "methods", "look", "policy show", "audit all"} <= have
 
 
 def printed(*words: object) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_settings_and_methods() -> None:
 def test_a_policy_its_budgets_and_its_log(policy: Path, tmp_path: Path) -> None:
     found = printed("policy", "check", policy)
     assert set(found) == documented()["policy check"]
-    assert found["policy"]["leaving"]["logs"] is False
+    assert found["policy"]["leaving"]["look"] is False
     found = printed("policy", "show", policy, "--state-dir", tmp_path)
     assert set(found) == documented()["policy show"] and found["used"]["rounds"] == 0
     for n in range(3):

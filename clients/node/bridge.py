@@ -19,7 +19,6 @@ from fedda.wire import Packed
 from ..face import client_for
 from ..site import doors, looked
 from ..site.memory import Site, resident
-from ..site.plain_log import LOG
 from ..site.request import Numbers, Request, flat, unflat
 
 logger = logging.getLogger("fedda.site")
@@ -100,29 +99,11 @@ def query(message: Message, site: Site) -> Message:
 
 def look(message: Message, site: Site) -> Message:
     """Tell the server what this site's data look like; the request can choose nothing of it."""
-    _check_name_alone(message, "look")
+    arrays, tables = records.read(message.content)
+    if arrays or {*tables} != {"look"} or {*tables["look"]} != {"run"}:
+        raise WireError(f"A request for look holds a run's name, but this one {sorted(tables)}.")
     told, table = looked.tell(site)
     return Message(records.write(told, look=table), reply_to=message)
-
-
-def logs(message: Message, site: Site) -> Message:
-    """Tell the server the last plain lines of this program's log, if the policy lets them leave."""
-    _check_name_alone(message, "logs")
-    site.gate.admit_logs()
-    content = records.write(logs={"text": LOG.text()})
-    site.gate.release({}, sum(records.size(content).values()))
-    return Message(content, reply_to=message)
-
-
-def _check_name_alone(message: Message, table: str) -> None:
-    """Refuse a question that is not about a whole site: it names a run, no more.
-
-    Raises:
-        WireError: it holds something else.
-    """
-    arrays, tables = records.read(message.content)
-    if arrays or {*tables} != {table} or {*tables[table]} != {"run"}:
-        raise WireError(f"A request for {table} holds a run's name, but this one {sorted(tables)}.")
 
 
 def train(message: Message, site: Site) -> Message:

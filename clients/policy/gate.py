@@ -192,18 +192,6 @@ class Gate:
         if self._spent is not None:
             self._spent.request("look", rounds=1)
 
-    def admit_logs(self) -> None:
-        """Check that plain lines of this site's log may leave.
-
-        Raises:
-            PolicyError: they may not; without a policy's word no site tells any.
-        """
-        if not self.policy.leaving.logs:
-            raise PolicyError(
-                "The policy lets no line of this site's log leave (leaving.logs); to answer `fedda "
-                "logs`, set logs = true under [leaving] in the file of --policy."
-            )
-
     @property
     def books(self) -> bool:
         """Whether what a server uses is booked, over all runs."""

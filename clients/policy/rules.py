@@ -3,7 +3,7 @@
 The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
 so an empty file allows all that a client without a policy allows, but for code of other packages,
 which allow.plugins has to name. Hidden sums are bounded by [secure] with or without a file, and
-`fedda look` and `fedda logs` are answered only if it has leaving.look and leaving.logs.
+`fedda look` is answered only if it has leaving.look.
 """
 
 import datetime as dt
@@ -74,7 +74,6 @@ class Leaving(Section):
     """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests.
 
     look    what `fedda look` asks for (`clients.site.looked`): never, unless the policy says so
-    logs    what `fedda logs` asks for (`clients.site.plain_log`): likewise
     """
 
     models: bool = True
@@ -83,7 +82,6 @@ class Leaving(Section):
     gradients: bool = True
     tests: bool = True
     look: bool = False
-    logs: bool = False
 
 
 class Protect(Section):

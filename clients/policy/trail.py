@@ -109,7 +109,7 @@ def _described(message: Message) -> dict[str, Any]:
     except WireError:
         return about | {"unreadable": True}
     task, step = tables.get("task", {}), tables.get("step", {})
-    asked = tables.get("look", {}) | tables.get("logs", {})
+    asked = tables.get("look", {})
     if "run" in asked:
         about["run"] = _short(asked["run"])
     if task:
@@ -117,7 +117,7 @@ def _described(message: Message) -> dict[str, Any]:
         names = (task.get(key) for key in ("method", "seed", "target"))
         about["training"] = _short("-".join(str(name) for name in names if name not in (None, "")))
     about |= {key: _short(step[key]) for key in HEADING if key in step}
-    names = [n for table in ("step", "metrics", "look", "logs") for n in tables.get(table, {})]
+    names = [n for table in ("step", "metrics", "look") for n in tables.get(table, {})]
     about["numbers"] = sorted(str(_short(n)) for n in names if n not in HEADING)
     about["arrays"] = [_array(name, packed) for name, packed in arrays.items()]
     return about

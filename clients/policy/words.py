@@ -13,7 +13,7 @@ FRESH = """\
 # The server cannot change it. A request that is not allowed is refused before any work; the server
 # learns only that the policy refused it, and this site's log says why. A key that is left out does
 # not restrict anything, but for plugins, of which only those that are named are used, sums that
-# hide models, and `fedda look` and `fedda logs`, which are not answered. `fedda policy check FILE`
+# hide models, and `fedda look`, which is not answered. `fedda policy check FILE`
 # says in plain words what the file allows.
 
 [allow]                      # names; * stands for any text
@@ -50,9 +50,6 @@ tests = true                 # the numbers of tests, such as the accuracy
 # or channel, over 64 examples or more, range, mean, deviation, gaps and a histogram. Told once,
 # until 64 examples have changed; protect.noise hides more.
 look = false
-# What `fedda logs` asks for: the last lines of this program's log, without all that is put into its
-# messages: no name of a file, class or column, and no value. Which code warned or failed is told.
-logs = false
 
 [protect]                    # the stricter of this, the run and the command line holds
 min-images = 64              # least images of a round and of each of its steps
@@ -124,7 +121,6 @@ def words(policy: Policy) -> Iterator[str]:
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
-    called["logs"] = "plain lines of the log (`fedda logs`)"
     yield f"May leave: {_listed([called.get(k, k) for k in may])}."
     if not_:
         yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."

@@ -13,7 +13,6 @@ from fedda.cli import (
     export,
     keys,
     label,
-    logs,
     look,
     new,
     policy,
@@ -46,7 +45,6 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(new.new)
 app.command()(look.look)
-app.command()(logs.logs)
 app.command()(run.run)
 app.command()(watch.attach)
 app.command()(watch.stop)

@@ -240,11 +240,10 @@ def client(
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
             standing = load("clients", "node.standing").Standing(state)
 
-            plain = load("clients", "site.plain_log")
-            events = logging.getLogger(plain.EVENTS)
+            events = logging.getLogger("fedda.client.events")
 
             def say(kind: str, text: str) -> None:
-                events.info(plain.EVENT, kind, text)
+                events.info("%s: %s", kind, text)
                 standing.tell(kind, text)
 
             ending = load("clients", "node.ending").Ending()
@@ -285,7 +284,6 @@ def _logging(file: Path | None) -> None:
         handlers.append(logging.FileHandler(file))
     for handler in handlers:
         handler.setFormatter(PlainFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    handlers.append(load("clients", "site.plain_log").LOG)
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

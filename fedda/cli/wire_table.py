@@ -80,8 +80,7 @@ def table() -> str:
     looked = (
         f"| | source, target | before any run: `fedda look` | {_text(LOOK.enters)} | {leaves} |"
     )
-    told = "| | source, target | `fedda logs` | nothing | `text`: [plain lines](logs.md) |"
-    return "\n".join([*rows, looked, told])
+    return "\n".join([*rows, looked])
 
 
 def _parts_together(
