@@ -7,6 +7,5 @@ failures   what can go wrong between a node and its server
 patience   trying again, with growing pauses
 unfinished the request that is being worked on, in a file
 ending     leaving between two rounds, when asked to
-own_page   the site's own page, on its machine alone
 interrupt  ending work that nobody waits for any more
 """

@@ -23,7 +23,6 @@ from fedda.errors import Code, KeyFileError, code_of
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
 from fedda.ops import certificate, keys, refusal
 
-from .ending import Ending
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Fleet, FleetConnection, MostBytes
 from .interrupt import Interrupt
@@ -159,7 +158,6 @@ def serve(
     state: Path | None = None,
     patience: float = PATIENCE_S,
     proxy: str = "",
-    ending: Ending | None = None,
     most_bytes: MostBytes | None = None,
 ) -> None:
     """Answer messages until SIGINT or SIGTERM; reconnect whenever the connection is lost.
@@ -178,7 +176,6 @@ def serve(
             without it the server refuses the key until the old session has timed out.
         patience: seconds to keep trying while the server refuses the key.
         proxy: the one that the environment names for this server, for what is told.
-        ending: lets the node leave after a round; None: only signals end it.
         most_bytes: how many bytes the arrays of a request may have, by all else that it says.
 
     Raises:
@@ -201,8 +198,6 @@ def serve(
     offers = refusal.offers(**named, version=__version__) if named["role"] else ""
 
     def connect() -> Fleet:
-        if ending is not None and ending.asked:
-            raise Stopped
         return Fleet(
             superlink,
             insecure=insecure,
@@ -224,7 +219,7 @@ def serve(
                         id_file.write_text(str(connection.node_id))
                     tell("connected", f"to {superlink} as node {connection.node_id}")
                     excuse(unfinished, connection, tell, on_refusal)
-                    work(resident, connection, poll, unfinished, interrupt, ending)
+                    work(resident, connection, poll, unfinished, interrupt)
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
                 finally:
@@ -265,7 +260,6 @@ def work(
     poll: float,
     unfinished: Unfinished | None = None,
     interrupt: Interrupt | None = None,
-    ending: Ending | None = None,
 ) -> None:
     """Pull messages, answer them and push the replies, without end.
 
@@ -275,26 +269,16 @@ def work(
         poll: seconds between two requests for messages while a run is going on.
         unfinished: remembers the request that is being worked on.
         interrupt: ends the work when the session is lost.
-        ending: says when to leave between two rounds.
 
     Raises:
-        Stopped: `ending` says so.
         SessionLost: the server forgot this node.
     """
     unfinished, interrupt = unfinished or Unfinished(), interrupt or Interrupt()
-    ending = ending or Ending()
     last_message = time.monotonic()
-
-    def receive() -> tuple[Message, ObjectTree] | None:
-        if ending.over(None):  # also while the server does not answer
-            raise Stopped
-        return connection.receive()
 
     while True:
         asked = time.monotonic()
-        received = persist(receive, resident.tell)
-        if received is not None and ending.over(received[0]):
-            raise Stopped
+        received = persist(connection.receive, resident.tell)
         if received is None:
             now = time.monotonic()
             # A slow answer means a busy server, unless it only held the request: a node keeps it
@@ -314,7 +298,6 @@ def work(
         with interrupt.working():
             _exchange(resident, connection, head, tree)
         unfinished.end()
-        ending.worked(head)
         last_message = time.monotonic()
 
 

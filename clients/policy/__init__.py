@@ -6,6 +6,5 @@ sizes      bounds on what a request may make a site build, with or without a pol
 spent      what was used of the budgets, on the site's disk
 gate       the decision about each request, before any work
 trail      the audit log: every message in and out, without a value
-seen       what the record says so far, for the site's own page
 compared   a site's audit log beside a server's
 """

@@ -68,9 +68,6 @@ def client(
     files: dict[str, Any],
     no_notes: Annotated[bool, typer.Option("--no-notes")] = False,
     stock: Annotated[bool, typer.Option("--stock")] = False,
-    page: Annotated[
-        int | None, typer.Option(min=0, max=65535, metavar="PORT", show_default=False)
-    ] = None,
     log: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     patience: Annotated[float, typer.Option(hidden=True)] = 120.0,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -144,9 +141,6 @@ def client(
             under --state-dir for this site only, and are never sent.
         stock: Run Flower's own SuperNode instead. Slower, and it executes whatever program the
             server sends.
-        page: Show at this port of this machine alone what the site was asked, what left and was
-            refused, the budgets and the policy, and a button that stops it after the round. 0: a
-            free port. The address is written when the client starts.
         log: Write the full log here as well.
     """
     with clear_exit():
@@ -154,8 +148,6 @@ def client(
         server = address(superlink)
         superlink = str(server)
         _check_options(ca, key, insecure)
-        if stock and page is not None:
-            raise ConfigError("--page is not served with --stock: leave out one of them")
         through = proxy_to(server, tls=not insecure)
         data = data.absolute()
         name = name or _default_name(data, key)
@@ -246,20 +238,10 @@ def client(
                 events.info("%s: %s", kind, text)
                 standing.tell(kind, text)
 
-            ending = load("clients", "node.ending").Ending()
-            shown = contextlib.nullcontext()
-            if page is not None:
-                about = rules.parse(str(config.get("policy", "")))
-                seen = load("clients", "policy.seen").Seen(state, about)
-                served = load("clients", "node.own_page").served
-                shown = served(name, seen, standing, ending, page)
-
             how = f"through the proxy {through}" if through else "directly, through no proxy"
             logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
             standing.tell("waiting", f"connecting to {superlink}, {how}")
-            with standing.until_it_fails(), shown as own:
-                if own is not None:
-                    echo(f"this site's own page, for whoever has the address: {own.address}")
+            with standing.until_it_fails():
                 resident.serve(
                     installed,
                     superlink=superlink,
@@ -272,7 +254,6 @@ def client(
                     state=state,
                     patience=patience,
                     proxy=through,
-                    ending=ending,
                     most_bytes=partial(load("clients", "node.bridge").most_bytes, node=config),
                 )
 
