@@ -15,9 +15,9 @@ from hypothesis import settings
 
 from clients.site.memory import resident
 from fedda import plugins
-from fedda.ops import federation as whole
 from fedda.ops.distributions import ANY
-from tests import costs, rings
+from fedda.ops.spawn import Process
+from tests import costs, forked, rings
 from tests.federation import LOW, Federation
 from tests.local_grid import Node, make_domains
 from tests.processes import leaving_nothing
@@ -102,19 +102,12 @@ def all_packages() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def forks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let what the tests start be forks of a process that has imported all that is needed."""
-    if all(rings.ring_of(item) == "fast" for item in request.session.items):
+    with pytest.MonkeyPatch.context() as patch:
+        if any(rings.ring_of(item) != "fast" for item in request.session.items):
+            patch.setattr(Process, "begin", forked.begin)
         yield
-        return
-    log = tmp_path_factory.mktemp("warm") / "log"
-    with whole.warm(os.environ, log) as variable, pytest.MonkeyPatch.context() as patch:
-        for name, value in variable.items():
-            patch.setenv(name, value)
-        yield
-    assert not log.exists() or not log.read_text()
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from fedda.cli.launch import INTERRUPTED
-from fedda.ops.warm import SOCKET
 from tests.patience import MOST, PATIENCE, wait_until
 from tests.processes import Member, alive, below, kill, marked
 
@@ -23,8 +22,8 @@ def command(folder: Path, rounds: int) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An environment with the test's own mark, in which the demo has its own warm process."""
-    return {k: v for k, v in os.environ.items() if k != SOCKET} | {"FEDDA_MARK": str(folder)}
+    """An environment with the test's own mark."""
+    return os.environ | {"FEDDA_MARK": str(folder)}
 
 
 def test_the_demo_in_one_round(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from safetensors.numpy import load
 
-from fedda.ops.warm import SOCKET
 from tests.federation import Federation, final_model, rounds
 from tests.processes import leaving_nothing
 
@@ -60,8 +59,8 @@ class Watched(Federation):
     """A federation whose processes record all addresses to which they connect."""
 
     def __init__(self, directory: Path, watch: Path) -> None:
-        # A warm process of its own: forks of another one would not be watched.
-        super().__init__(directory, env={SOCKET: ""}, server_options=["--any-app"])
+        # No forks: those would not be watched.
+        super().__init__(directory, env={"FEDDA_COLD": "1"}, server_options=["--any-app"])
         self.connected = directory / "connected.log"
         (watch / "sitecustomize.py").write_text(WATCH.format(log=str(self.connected)))
         self.marks = directory / "marks"

@@ -127,11 +127,6 @@ def test_flower_still_has(name: str, place: str) -> None:
     )
 
 
-def test_flower_still_has_the_modules_that_a_warm_process_imports() -> None:
-    for module in (*flower.OF_A_RUN, *flower.OF_THE_SERVER):
-        import_module(module)
-
-
 def test_every_name_is_used_and_everything_used_is_a_name() -> None:
     assert set(PLACES) - set(USERS) == set()
     assert {key.partition(".")[0] for key in USED} <= set(PLACES)

@@ -16,7 +16,6 @@ import pytest
 from fedda.data import digits
 from fedda.ops.bundle import stage
 from fedda.ops.spawn import LOOPBACK, Reserved, quiet_port
-from fedda.ops.warm import given, stand_in
 from tests.patience import PATIENCE, wait_until
 
 pytestmark = pytest.mark.slow
@@ -31,7 +30,7 @@ class Terminals:
     """Terminals in which commands are run, as a reader of a page would."""
 
     def __init__(self, home: Path) -> None:
-        path = os.pathsep.join([str(forks(home.parent)), str(BIN), os.environ["PATH"]])
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
         self.env = os.environ | {"PATH": path, "FLWR_HOME": str(home)}
         self.running: list[subprocess.Popen[str]] = []
         self.reserved: list[Reserved] = []
@@ -77,18 +76,6 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
     made = Terminals(tmp_path / "flwr")
     yield made
     made.close()
-
-
-def forks(home: Path) -> Path:
-    """A folder with the commands of the pages, as forks of the warm process."""
-    folder = home / "programs"
-    folder.mkdir()
-    if (address := given(os.environ)) is not None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PATH", str(BIN), prepend=os.pathsep)
-            for program in ("fedda", "fedda-client", "flower-superlink", "flwr"):
-                assert stand_in(folder, address, program)
-    return folder
 
 
 def commands(page: str, changes: Mapping[str, str]) -> list[str]:

@@ -25,7 +25,6 @@ from fedda.config import IMAGES_HIDE
 from fedda.halves import load
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, watch_parent
-from fedda.ops.warm import SOCKET
 from fedda.wire import Kind, Packed, pack
 
 resident: Any = load("clients", "node.resident")
@@ -85,18 +84,7 @@ def program(name: str) -> Callable[[Message, Context], Message]:
     return answer
 
 
-class Separate(Deployment):
-    """A federation whose programs are started one by one, as on machines of their own.
-
-    None is forked from a warm process, so that each is known by its command line.
-    """
-
-    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        self.env = {key: value for key, value in self.env.items() if key != SOCKET}
-        return super()._start(name, arguments)
-
-
-class Light(Separate):
+class Light(Deployment):
     """A real server, and light sites: sources, and a target called `target`."""
 
     def __init__(self, directory: Path, sites: int, real: Mapping[str, Path] | None = None) -> None:
@@ -127,11 +115,8 @@ class Light(Separate):
         return process
 
     def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        """Let the server take the connections of many sites from this machine's one address.
-
-        Its runs are no forks either.
-        """
-        more = ["--address-connections", 10 * len(self.sites), "--warm", 0]
+        """Let the server take the connections of many sites from this machine's one address."""
+        more = ["--address-connections", 10 * len(self.sites)]
         return super()._start(name, [*arguments, *(more if name == "superlink" else [])])
 
     def troubles(self) -> list[str]:

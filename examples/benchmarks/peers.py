@@ -46,7 +46,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import light
 import live
 import numpy as np
 import processes
@@ -55,6 +54,7 @@ from fedda.comparison.tables import markdown
 from fedda.errors import RunError
 from fedda.halves import load
 from fedda.ops import certificate, keys
+from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, quiet_port, scripts_first
 
 HERE = Path(__file__).parent
@@ -171,7 +171,7 @@ def fedda(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tri
     """Run fedda's FedAvg over resident clients."""
     app = live.stage(folder / "app")
     sites = live.domains(folder / "data", clients)
-    with light.Separate(folder / "served", sites, patience=180) as deployment:
+    with Deployment(folder / "served", sites, patience=180) as deployment:
         trial = Trial(token, below(deployment.processes["superlink"].popen.pid))
         settings = {"method": "fedavg", "secure": "none", "rounds": rounds, **live.mlp(mb)}
         trial.ordered = time.time()

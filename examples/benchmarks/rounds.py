@@ -39,7 +39,6 @@ import torchvision
 from fedda.errors import RunError
 from fedda.ops.federation import PROGRAM, Deployment
 from fedda.ops.spawn import Process
-from fedda.ops.warm import SOCKET
 
 TINY = 0.01  # MB
 
@@ -114,11 +113,9 @@ def first_round(deployment: Deployment, number: int) -> float:
     settings = {key: value for key, value in tiny(0).items() if key != "method"} | {"rounds": 1}
     words = ["run", "fedavg", "--server", deployment.home, "--dir", runs, "--name", name]
     words += ["--baseline", "none", *(f"-c{key}={value}" for key, value in settings.items())]
-    # An operator's command is a program of its own, and no fork of a warm process.
-    env = {name: value for name, value in deployment.env.items() if name != SOCKET}
     began = time.time()
     command = [*PROGRAM, *map(str, words)]
-    operator = Process(name, command, deployment.logs / f"{name}.log", env)
+    operator = Process(name, command, deployment.logs / f"{name}.log", deployment.env)
     if operator.popen.wait() != 0:
         raise RunError(f"fedda run failed: {operator.tail()}")
     events = map(json.loads, (runs / name / "journal.jsonl").read_text().splitlines())

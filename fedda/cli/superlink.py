@@ -43,7 +43,6 @@ def superlink(
     address_connections: Annotated[int | None, typer.Option(min=1)] = None,
     insecure: Annotated[bool, typer.Option("--insecure")] = False,
     verbose: Annotated[bool, typer.Option("--verbose")] = False,
-    warm: Annotated[int, typer.Option(min=0, max=1)] = 1,
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
     any_app: Annotated[bool, typer.Option("--any-app", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -80,9 +79,6 @@ def superlink(
             all if that is less.
         insecure: No TLS, no keys: for development on one machine only.
         verbose: Show here, too, what Flower writes to DIR/superlink.log.
-        warm: 1: keep a process ready that has imported what runs need; each run's program is forked
-            from it and begins some seconds sooner. It takes about 0.6 GB, most of which the runs
-            share. 0: none.
     """
     with clear_exit():
         if exchange_port in (port, admin_port):
@@ -106,7 +102,6 @@ def superlink(
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
             registered=None if insecure else folder.registered,
             limits=gateway.ListenerLimits(connections, address_connections),
-            warm=directory / "programs" if warm else None,
             reserved=reserved,
             any_app=any_app,
         )

@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING, Any
 from fedda.errors import RunError
 from fedda.flower.supported import RANGE, installed, refusal
 
-# What a warm process imports beforehand, for programs of runs and for a server.
-OF_A_RUN = ("flwr.superlink.cli", "flwr.superlink.grid.http_grid")
-OF_THE_SERVER = ("flwr.cli.build", "flwr.superlink.main")
 TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no such layer
 
 if TYPE_CHECKING:

@@ -6,9 +6,6 @@ distributions an installed package as a site's policy names it: by version or ha
 signed        files that a site signs with its key
 certificate   the server's certificate, and the authority that signs it
 spawn         one program as a child process
-warm          a process that forks programs of which it has imported all they need
-nest          that process itself
-forked        what stands in for a program that such a fork runs
 federation    a whole federation as such processes, on this machine
 bundle        the Flower app that `fedda run` submits
 system        what operating systems do differently

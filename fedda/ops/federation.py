@@ -8,52 +8,17 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self
 
-from fedda import flower
 from fedda.errors import RunError
-from fedda.halves import IN_WHEEL, ROOT, Folder, load
+from fedda.halves import IN_WHEEL, ROOT, load
 from fedda.ops import certificate, keys
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import LOOPBACK, Process, Reserved, scripts_first
-from fedda.ops.warm import OF_A_RUN, SOCKET, Warm, available, given
 
 PROGRAM = (sys.executable, "-m", "fedda.cli")
-# What a server and its sites import, at the latest in a run's first or last round.
-OF_ALL = (
-    *OF_A_RUN,
-    "clients.app",
-    "clients.node.resident",
-    "fedda.cli",
-    *flower.OF_THE_SERVER,
-    "matplotlib.pyplot",
-    "sklearn.manifold",
-    "torch._dynamo",
-)
-
-
-@contextlib.contextmanager
-def warm(env: Mapping[str, str], log: Path) -> Iterator[dict[str, str]]:
-    """Begin a process that forks a federation's programs -> the environment variable that names it.
-
-    If there is one already, it is used; where there can be none, no variable is given.
-    """
-    if (address := given(env)) is not None:
-        yield {SOCKET: address}
-    elif available():
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with Warm([_name(module) for module in OF_ALL], log, **env) as made:
-            yield {SOCKET: made.address}
-    else:
-        yield {}
-
-
-def _name(module: str) -> str:
-    """A module's name in this packaging."""
-    inside = IN_WHEEL and module.partition(".")[0] in get_args(Folder)
-    return f"fedda.{module}" if inside else module
 
 
 class Deployment:
@@ -121,7 +86,6 @@ class Deployment:
 
     def __enter__(self) -> Self:
         try:
-            self.env |= self._open.enter_context(warm(self.env, self.logs / "warm.log"))
             self._keys()
             self.start_server()
             for name in self.sites:

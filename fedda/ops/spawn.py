@@ -17,8 +17,6 @@ from typing import IO, Self
 
 from fedda.errors import RunError
 
-from .warm import Child, given
-
 LOOPBACK = "127.0.0.1"
 # Environment variables that a SuperLink sets for the programs it starts.
 EXCHANGE_AT = "FEDDA_EXCHANGE"  # where an exchange of gradients is to listen, host:port
@@ -137,8 +135,7 @@ class Process:
 
         Args:
             name: what messages call it.
-            command: the program and its arguments. `python -m module` of this Python is forked by
-                the warm process that `env` names, if it names one.
+            command: the program and its arguments.
             log: the file that its output is appended to.
             env: all its environment variables.
         """
@@ -153,24 +150,18 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
-            self.popen: subprocess.Popen[bytes] | Child = self._forked(out) or subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self.env,
-                start_new_session=True,
-            )
+            self.popen = self.begin(out)
 
-    def _forked(self, out: IO[bytes]) -> Child | None:
-        """The program as a fork of a warm process; None if there is none, or it is another kind."""
-        address = given(self.env)
-        if address is None or self.command[:2] != [sys.executable, "-m"]:
-            return None
-        try:
-            return Child(address, self.command[2], self.command[3:], self.env, out)
-        except OSError:  # the warm process has ended
-            return None
+    def begin(self, out: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Begin the program, with its output to a file."""
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            start_new_session=True,
+        )
 
     @property
     def alive(self) -> bool:

@@ -24,7 +24,6 @@ from fedda.errors import RunError
 from fedda.ops import spawn, system
 from fedda.ops.address import Address
 from fedda.ops.flwr_home import OFFLINE
-from fedda.ops.warm import OF_A_RUN, Warm, available, given, stand_in
 
 from ..watching.live import Live
 from ..watching.told import Told
@@ -66,10 +65,9 @@ class GatewaySettings:
     """Where the server listens, and which files it keeps.
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
-    file that `control.Folder` writes: with it, a run takes a site only by its registered name. With
-    `warm`, a folder for an executable, programs of runs are forked from a process that has imported
-    what they need. `reserved` says that the ports are held by another process of this user
-    (`spawn.Reserved`). With `any_app`, runs of other apps than this one are taken, for tests.
+    file that `control.Folder` writes: with it, a run takes a site only by its registered name. `reserved`
+    says that the ports are held by another process of this user (`spawn.Reserved`). With `any_app`,
+    runs of other apps than this one are taken, for tests.
     """
 
     host: str = spawn.LOOPBACK
@@ -81,7 +79,6 @@ class GatewaySettings:
     traffic: Path | None = None
     registered: Path | None = None
     limits: ListenerLimits = field(default_factory=ListenerLimits)
-    warm: Path | None = None
     reserved: bool = False
     any_app: bool = False
 
@@ -122,8 +119,6 @@ def run(
         for each in (public, admin, *beside):
             stack.callback(each.close)
         _find_programs()
-        if settings.warm is not None and available():
-            stack.enter_context(_forked_runs(settings.warm))
         app = superlink(settings)
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
         runner.run(_serve(settings, app, public, admin, beside, every, ready, say))
@@ -335,16 +330,3 @@ def _find_programs() -> None:
                 f"flwr's program {program} is nowhere on PATH: install flwr into the "
                 "environment that runs fedda"
             )
-
-
-@contextlib.contextmanager
-def _forked_runs(folder: Path) -> Iterator[None]:
-    """Let flwr's SuperExec, which starts a run's program by its bare name, start a fork instead."""
-    with contextlib.ExitStack() as stack:
-        address = given(os.environ) or stack.enter_context(Warm(OF_A_RUN)).address
-        folder.mkdir(parents=True, exist_ok=True)
-        if stand_in(folder, address, SERVERAPP):
-            os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
-        else:
-            log.warning("nothing in %s may be executed, so runs begin some seconds later", folder)
-        yield
