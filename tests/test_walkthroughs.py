@@ -121,7 +121,7 @@ def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     for folder in sites:
         said = terminals.run(request.replace("clinic-a", folder.name), folder)
         (own,) = re.findall(r"SHA256:\S{43}", said)
-        asked = f"{folder.name}.csr"
+        asked = f"{folder.name}.pub"
         (server / asked).write_bytes((folder / asked).read_bytes())
         terminals.run(sign.replace("clinic-a", folder.name).replace("SHA256:...", own), server)
     (serve,) = starting(lines, "fedda superlink")

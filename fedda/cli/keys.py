@@ -9,7 +9,7 @@ import typer
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
-from fedda.ops import certificate, key_request, keys
+from fedda.ops import certificate, keys
 from fedda.ops.address import host as read_host
 from fedda.results.plainly import echo
 
@@ -22,9 +22,9 @@ app = typer.Typer(
 
       fedda keys init --dir hub --host hub.example.org
 
-      fedda keys request clinic-a --out .     (at clinic A, which sends clinic-a.csr to the server)
+      fedda keys request clinic-a --out .     (at clinic A, which sends clinic-a.pub to the server)
 
-      fedda keys sign clinic-a.csr --dir hub  (at the server; it sends hub/ca.crt to clinic A)
+      fedda keys sign clinic-a.pub --dir hub  (at the server; it sends hub/ca.crt to clinic A)
 
     A site takes part under its key's name only, here clinic-a. hub/peers has all public keys: sites
     that hide models from the server (secure=sum, kd3a.relay=sealed) need it, by a way that is not
@@ -74,64 +74,67 @@ def renew(directory: Dir = HERE, host: Hosts = None) -> None:
 @app.command()
 def request(
     name: Name,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the key and the request go.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the two files go.")],
     role: Role = None,
 ) -> None:
-    """At a site: make its key pair here, and a request to admit it that can be sent openly.
+    """At a site: make its key pair here, of which the public half can be sent openly.
 
-    The private key stays: FOLDER/NAME, which only you may read. FOLDER/NAME.csr goes to the
+    The private key stays: FOLDER/NAME, which only you may read. FOLDER/NAME.pub goes to the
     server's operator. Read the fingerprint out when the operator calls: it shows that nobody put
-    another request in its place.
+    another key in its place.
     """
     with clear_exit():
-        path, asked = key_request.ask(out, name, role or "")
+        path, fingerprint = keys.request(out, name, role or "")
     echo(f"{out / name}: the private key; it never leaves this site")
     echo(f"{path}: send it to the server's operator")
-    echo(f"{asked.fingerprint}: read it to the operator by telephone")
+    echo(f"{fingerprint}: read it to the operator by telephone")
 
 
 @app.command()
 def sign(
-    file: Annotated[Path, typer.Argument(metavar="REQUEST", dir_okay=False)],
+    file: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", dir_okay=False)],
     directory: Dir = HERE,
     fingerprint: Annotated[str | None, typer.Option(metavar="SHA256:...")] = None,
     yes: Annotated[bool, typer.Option("--yes")] = False,
     role: Role = None,
 ) -> None:
-    """At the server: check a site's request and admit it.
+    """At the server: check the public key that a site has sent, and admit it.
 
     Without --fingerprint or --yes it asks whether the site reads out the same fingerprint.
 
     Options:
-        file: The site's NAME.csr.
-        fingerprint: The fingerprint that the site read out; a request of another key is refused.
+        file: The site's NAME.pub.
+        fingerprint: The fingerprint that the site read out; another key is refused.
         yes: The fingerprint was compared in another way.
     """
     with clear_exit():
-        asked = key_request.read_request(file)
-        if role and asked.role and role != asked.role:
+        name, asked, key = keys.read_request(file)
+        if role and asked and role != asked:
             raise KeyFileError(
-                f"{asked.name} asks to be a {asked.role} only, and --role says {role}: leave "
-                "--role out, or let the site make another request"
+                f"{name} asks to be a {asked} only, and --role says {role}: leave --role out, or "
+                "let the site make another key"
             )
-        only = role or asked.role
-        echo(f"{asked.name}{f', {only} only' if only else ''}: {asked.fingerprint}")
-        if fingerprint is not None:
-            key_request.check_fingerprint(asked, fingerprint)
-        elif not yes:
-            _ask(asked)
-        path = keys.admit_key(directory, asked.name, asked.key, only)
+        only, shown = role or asked, keys.fingerprint(key)
+        echo(f"{name}{f', {only} only' if only else ''}: {shown}")
+        if fingerprint is None and not yes:
+            _ask(name)
+        elif fingerprint and fingerprint.strip().removeprefix("SHA256:") != shown[7:]:
+            raise KeyFileError(
+                f"{file} has the key {shown}, not {fingerprint}: ask {name} for its fingerprint "
+                "again; if it has another, the key was exchanged on its way"
+            )
+        path = keys.admit_key(directory, name, key, only)
         echo(f"{path}: admitted; send it ca.crt")
 
 
-def _ask(asked: key_request.KeyRequest) -> None:
+def _ask(name: str) -> None:
     if not _at_terminal():
         raise KeyFileError(
-            f"nobody compared the fingerprint of {asked.name}, and anybody can send a request in "
-            "its place: let the site read it out and give it by --fingerprint, or give --yes"
+            f"nobody compared the fingerprint of {name}, and anybody can send a key in its place: "
+            "let the site read it out and give it by --fingerprint, or give --yes"
         )
-    if not typer.confirm(f"Does {asked.name} read out the same fingerprint by telephone?"):
-        raise KeyFileError(f"{asked.name} was not admitted: ask it for a new request")
+    if not typer.confirm(f"Does {name} read out the same fingerprint by telephone?"):
+        raise KeyFileError(f"{name} was not admitted: ask it for a new key")
 
 
 def _at_terminal() -> bool:

@@ -51,7 +51,7 @@ def superlink(
 
       fedda keys init --dir hub --host hub.example.org
 
-      fedda keys sign clinic-a.csr --dir hub
+      fedda keys sign clinic-a.pub --dir hub
 
       fedda superlink --dir hub --host 0.0.0.0
 

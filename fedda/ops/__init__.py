@@ -1,7 +1,6 @@
 """Operating a federation: keys, certificates, and its programs as processes.
 
 keys          the sites' keys, by which a server knows whom to admit
-key_request   a site's request to be admitted with a key that it made itself
 distributions an installed package as a site's policy names it: by version or hash
 signed        files that a site signs with its key
 certificate   the server's certificate, and the authority that signs it

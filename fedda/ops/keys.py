@@ -10,10 +10,16 @@ A server's folder holds, besides its certificate (`fedda.ops.certificate`),
 A site takes part under NAME only, and in one role only if its public key's line ends in
 role=source or role=target.
 
+A site makes its key pair itself, and its .pub is its request to be admitted. Somebody on the way
+could put a key of their own in its place, so the operator compares the fingerprint with the one
+that the site reads out. Its first signature shows that it has the private key.
+
 A server reads the folder: it admits the sites whose public key lies in nodes/ and refuses those in
 nodes/revoked/, also when the folder changes while it runs. Nothing here touches the network.
 """
 
+import base64
+import hashlib
 import re
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +35,7 @@ from fedda.ops.certificate import read, write_private
 # Each request of a site is signed: on P-384 that takes three times as long, at both ends.
 CURVE = ec.SECP256R1()
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+ONLY = {f"role={role}": role for role in ("source", "target")}
 ROLE = re.compile(rb" role=(source|target)\s*$")
 
 
@@ -51,6 +58,52 @@ def add(directory: Path, name: str, role: str = "") -> Path:
     path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
     _write_peers(directory)
     return path
+
+
+def request(folder: Path, name: str, role: str = "") -> tuple[Path, str]:
+    """Make a site's key pair in a folder at the site -> its .pub, and the key's fingerprint.
+
+    Raises:
+        KeyFileError: the name cannot be a file name, or the folder holds a file of that name.
+    """
+    check_name(name)
+    private, public = Path(folder) / name, Path(folder) / f"{name}.pub"
+    for file in (private, public):
+        if file.exists():
+            raise KeyFileError(
+                f"{file} exists already: send {name}.pub that was made with it, or choose another "
+                "folder or name"
+            )
+    key = ec.generate_private_key(CURVE)
+    private.parent.mkdir(parents=True, exist_ok=True)
+    write_private(private, private_bytes(key))
+    public.write_bytes(_line(key.public_key(), name, role))
+    return public, fingerprint(key.public_key())
+
+
+def read_request(path: Path) -> tuple[str, str, ec.EllipticCurvePublicKey]:
+    """Read a site's .pub, which was sent -> its name, the only role that it will play, its key.
+
+    Raises:
+        KeyFileError: it is no public key of a site.
+    """
+    line = read(path, "public key")
+    key, words = _public(line, path), line.decode(errors="replace").split()[2:]
+    site, only = (*words, "", "")[:2]
+    check_name(site)
+    if len(words) > 2 or only not in ("", *ONLY):
+        raise KeyFileError(
+            f"{path} says more than a site's name and its role: let the site make one with `fedda "
+            "keys request` and send it again"
+        )
+    return site, ONLY.get(only, ""), key
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """A key's fingerprint, as `ssh-keygen -l` shows it."""
+    line = key.public_bytes(serial.Encoding.OpenSSH, serial.PublicFormat.OpenSSH)
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def admit(directory: Path, name: str, public: Path, role: str = "") -> Path:
@@ -183,7 +236,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise KeyFileError(
             f"{path} is not an OpenSSH private key without passphrase: "
-            "give the file that `fedda keys request` made (the one without .csr or .pub)"
+            "give the file that `fedda keys request` made (the one without .pub)"
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise KeyFileError(

@@ -124,7 +124,7 @@ def _sites(
             ]
         )
     if not rows:
-        return [note("No site is registered. Admit one by: fedda keys sign NAME.csr --dir DIR")]
+        return [note("No site is registered. Admit one by: fedda keys sign NAME.pub --dir DIR")]
     head = ["site", "role", "reachable", "in this run", "now", "troubles"]
     made = table(head, rows, left=2, wrap=[0], label="Sites now", open_=len(rows) <= 15)
     more = len(snapshot.sites) - len(shown)

@@ -65,9 +65,9 @@ class GatewaySettings:
     """Where the server listens, and which files it keeps.
 
     Without `tls` it speaks plain HTTP and takes any site: for development only. `registered` is the
-    file that `control.Folder` writes: with it, a run takes a site only by its registered name. `reserved`
-    says that the ports are held by another process of this user (`spawn.Reserved`). With `any_app`,
-    runs of other apps than this one are taken, for tests.
+    file that `control.Folder` writes: with it, a run takes a site only by its registered name.
+    `reserved` says that the ports are held by another process of this user (`spawn.Reserved`). With
+    `any_app`, runs of other apps than this one are taken, for tests.
     """
 
     host: str = spawn.LOOPBACK
