@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from clients.policy.rules import Policy
 from fedda.audits import membership
 from fedda.audits.finding import Audit, Finding
-from fedda.cli import app
 from fedda.cli.prove import ABOVE, Proof
-from fedda.errors import ConfigError, KeyFileError
-from fedda.ops import keys, signed
+from fedda.errors import ConfigError
 from fedda.page import evidence
 from tests.test_audits import made, run_audit
 from tests.test_page import Read
@@ -79,21 +76,13 @@ def test_the_risks_follow_what_crossed_and_the_settings() -> None:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """Evidence of a site -> its page, in a folder with `peers`."""
+    """Evidence of a site -> its page, in a folder alone."""
     run = made(tmp_path)
-    keys.add(tmp_path, "clinic-a", "source")
-    keys.add(tmp_path, "town", "target")
-    page, key = tmp_path / "evidence.html", tmp_path / "nodes" / "clinic-a"
-    proof = Proof(run, page, key, None)
+    page = tmp_path / "evidence.html"
+    proof = Proof(run, page, None)
     model = run / "model.safetensors"
     proof.finish(model, {"method": "fedavg", "x": "<b>"}, "clinic-a", FOUND, {"seed": 7})
     return page
-
-
-def verified(page: Path, peers: Path | None = None) -> tuple[int, str]:
-    words = ["audit", "verify", str(page), "--peers", str(peers or page.with_name("peers"))]
-    done = CliRunner().invoke(app, words)
-    return done.exit_code, " ".join(done.output.split())
 
 
 def test_the_page_says_what_crossed_what_was_tried_and_what_is_open(written: Path) -> None:
@@ -108,41 +97,6 @@ def test_the_page_says_what_crossed_what_was_tried_and_what_is_open(written: Pat
     assert about["crosses"] and about["options"] == {"seed": 7}
 
 
-def test_whoever_has_the_peers_can_tell_whose_evidence_it_is(written: Path) -> None:
-    code, said = verified(written)
-    assert code == 0 and "as clinic-a signed them" in said
-
-
-@pytest.mark.parametrize("suffix", [".html", ".json"])
-def test_a_change_of_either_file_is_seen(written: Path, suffix: str) -> None:
-    file = written.with_suffix(suffix)
-    file.write_text(file.read_text().replace("0.055", "0.005"))
-    code, said = verified(written)
-    assert code == 3 and f"{file.name} was changed after it was signed" in said
-
-
-def test_hashes_that_were_changed_as_well_are_not_signed(written: Path, tmp_path: Path) -> None:
-    more = written.with_suffix(".json")
-    more.write_text("{}")
-    stranger = keys.load_node_key(keys.add(tmp_path / "other", "clinic-a"))
-    old = json.loads(signed.signature_of(written).read_text())["signature"]
-    signed.sign(written, more, stranger)
-    code, said = verified(written)
-    assert code == 3 and "none of clinic-a, town has signed" in said
-    about = json.loads(signed.signature_of(written).read_text())
-    signed.signature_of(written).write_text(json.dumps(about | {"signature": old}))
-    assert verified(written)[0] == 3
-    assert verified(written, tmp_path / "other" / "peers")[0] == 3
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"files": 1, "signature": "!"}'])
-def test_a_signature_that_is_none_is_refused(written: Path, text: str | None) -> None:
-    path = signed.signature_of(written)
-    path.unlink() if text is None else path.write_text(text)
-    code, said = verified(written)
-    assert code == 3 and ("is not a signature" in said or "cannot be read" in said)
-
-
 def test_a_figure_above_the_policy_ends_with_its_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +109,7 @@ def test_a_figure_above_the_policy_ends_with_its_exit_code(
         ("[audit]\nmembership = 0.01", "membership is 0.0200"),
     ):
         policy.write_text(text)
-        proof = Proof(run, None, None, policy)
+        proof = Proof(run, None, policy)
         if not odd:
             proof.finish(*arguments)
             continue
@@ -167,23 +121,19 @@ def test_a_figure_above_the_policy_ends_with_its_exit_code(
 
 def test_bad_files_are_refused_before_any_attack(tmp_path: Path) -> None:
     run = made(tmp_path)
-    with pytest.raises(ConfigError, match="needs a page's name that ends in"):
-        Proof(run, tmp_path / "e.html", None, None)
-    with pytest.raises(KeyFileError, match="cannot be read"):
-        Proof(run, tmp_path / "e.html", tmp_path / "none", None)
+    with pytest.raises(ConfigError, match="page's name that ends in"):
+        Proof(run, tmp_path / "e.pdf", None)
     with pytest.raises(ConfigError, match="cannot be read"):
-        Proof(run, None, None, tmp_path / "none.toml")
+        Proof(run, None, tmp_path / "none.toml")
 
 
 @pytest.mark.slow
-def test_the_command_attacks_writes_signs_and_judges(tmp_path: Path) -> None:
+def test_the_command_attacks_writes_and_judges(tmp_path: Path) -> None:
     run, policy, page = made(tmp_path), tmp_path / "policy.toml", tmp_path / "e.html"
     policy.write_text("[audit]\nshares = 0.0\n")
-    key = keys.add(tmp_path, "clinic-a")
     words = ["--data", tmp_path / "clinic.npz", "--steps", 2, "--shadows", 4, "--sites", 3]
-    words += ["--epochs", 1, "--evidence", page, "--key", key, "--policy", policy]
+    words += ["--epochs", 1, "--evidence", page, "--policy", policy]
     shown = run_audit("all", run, *words)
     assert shown.exit_code == ABOVE, shown.output
-    assert verified(page)[0] == 0
     about = json.loads(page.with_suffix(".json").read_text())
     assert about["above"] == ["shares"] and about["options"]["shadows"] == 4

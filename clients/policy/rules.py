@@ -40,7 +40,7 @@ class Allow(Section):
     norms    the model's normalisation (`model.norm`): batch, whose moments are means over the
              site's images, or group
     plugins  packages whose methods, networks, readers and augmentations may be used, by name and
-             version or hash (`fedda.ops.distributions`); none by default
+             version (`fedda.ops.distributions`); none by default
     """
 
     methods: Names = ANY

@@ -279,7 +279,6 @@ def every(
     *,
     reading: "Reading",
     evidence: prove.EvidenceOption = None,
-    key: prove.KeyOption = None,
     policy: prove.PolicyOption = None,
 ) -> None:
     """Try every attack on what RUN's sites send, and say beside each what guesses would reach.
@@ -292,10 +291,10 @@ def every(
     With --evidence it writes a page for whoever decides about the export: what crossed, the
     attacks and their settings, and what is not protected, signed with the site's key.
 
-      fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --key clinic-b --policy p.toml
+      fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --policy p.toml
     """
     with clear_exit():
-        proof = prove.Proof(home_of(run), evidence, key, policy)
+        proof = prove.Proof(home_of(run), evidence, policy)
         attacker = _Attacker(run, data, seed, device, reading)
         attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
         tries: list[Callable[[], None]] = [
@@ -315,9 +314,6 @@ def every(
         options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
         options |= {"sites": sites, "seed": seed, **reading.flat()}
         attacker.prove(proof, options)
-
-
-app.command()(prove.verify)
 
 
 class _Attacker:

@@ -1,4 +1,4 @@
-"""Evidence of what a site would reveal: written by `fedda audit all`, checked by `audit verify`."""
+"""Evidence of what a site would reveal, as `fedda audit all` writes it."""
 
 import hashlib
 import json
@@ -11,12 +11,10 @@ import typer
 
 from fedda import __version__
 from fedda.audits.finding import Audit
-from fedda.cli.exits import clear_exit
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
 from fedda.files import replacing, writing
 from fedda.halves import load
-from fedda.ops import keys, signed
 from fedda.results import read
 from fedda.results.plainly import echo
 
@@ -27,12 +25,8 @@ EvidenceOption = Annotated[
     typer.Option(
         metavar="PAGE.html",
         dir_okay=False,
-        help="Write what was found as a page, with PAGE.json and the signature PAGE.html.sig.",
+        help="Write what was found as a page, with the figures in PAGE.json.",
     ),
-]
-KeyOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", dir_okay=False, help="The site's key, which signs --evidence."),
 ]
 PolicyOption = Annotated[
     Path | None,
@@ -50,27 +44,22 @@ class Proof:
     Args:
         run: the run's folder.
         page: where the evidence goes; None: nowhere.
-        key: the site's node key.
         policy: the site's policy.
 
     Raises:
-        ConfigError: a page has no key or a wrong name, or the policy cannot be read.
-        KeyFileError: the key cannot be read.
+        ConfigError: a page has a wrong name, or the policy cannot be read.
         RunError: the run has no results.
     """
 
-    def __init__(self, run: Path, page: Path | None, key: Path | None, policy: Path | None) -> None:
+    def __init__(self, run: Path, page: Path | None, policy: Path | None) -> None:
         rules = load("clients", "policy.rules").Policy
         self._policy = rules() if policy is None else rules.read(policy)
         self._least = IMAGES_HIDE if policy is None else self._policy.protect.min_images
-        self._page, self._key = page, None
+        self._page = page
         if page is not None:
-            if key is None or page.suffix != ".html":
-                raise ConfigError(
-                    "--evidence needs a page's name that ends in .html, and --key, the site's key "
-                    "that signs it"
-                )
-            self._key, self._results = keys.load_node_key(key), read.load(run)
+            if page.suffix != ".html":
+                raise ConfigError(f"--evidence is {page}; give a page's name that ends in .html")
+            self._results = read.load(run)
 
     def finish(
         self,
@@ -80,7 +69,7 @@ class Proof:
         found: Sequence[Audit],
         options: Mapping[str, Any],
     ) -> None:
-        """Write and sign the page, and end with exit code 4 if a figure is above its threshold."""
+        """Write the page, and end with exit code 4 if a figure is above its threshold."""
         from fedda.page import evidence
 
         rows = [row for audit in found for row in audit.findings]
@@ -115,27 +104,8 @@ class Proof:
             raise typer.Exit(ABOVE)
 
     def _write(self, page: Path, html: str, table: str) -> None:
-        assert self._key is not None
         more = page.with_suffix(".json")
         for path, text in ((page, html), (more, table)):
             with writing(path, "give another file by --evidence"), replacing(path) as part:
                 part.write_text(text, encoding="utf-8")
-        echo(f"evidence: {page}, {more} and {signed.sign(page, more, self._key)}", err=True)
-
-
-def verify(
-    page: Annotated[Path, typer.Argument(metavar="PAGE.html", dir_okay=False)],
-    peers: Annotated[Path, typer.Option(metavar="FILE", dir_okay=False)],
-) -> None:
-    """Check who signed the evidence of `fedda audit all`, and that it was not changed since.
-
-    fedda audit verify evidence.html --peers peers
-
-    Options:
-        page: The evidence.
-        peers: The public keys of the federation.
-    """
-    with clear_exit():
-        known = {**keys.peers(peers, "source"), **keys.peers(peers, "target")}
-        more = page.with_suffix(".json")
-        echo(f"{page} and {more} are as {signed.verify(page, more, known)} signed them")
+        echo(f"evidence: {page} and {more}", err=True)

@@ -1,8 +1,7 @@
 """Operating a federation: keys, certificates, and its programs as processes.
 
 keys          the sites' keys, by which a server knows whom to admit
-distributions an installed package as a site's policy names it: by version or hash
-signed        files that a site signs with its key
+distributions an installed package as a site's policy names it
 certificate   the server's certificate, and the authority that signs it
 spawn         one program as a child process
 federation    a whole federation as such processes, on this machine

@@ -99,7 +99,7 @@ def page(about: Mapping[str, Any]) -> str:
         section("risks", "Not protected", e("ul", *(e("li", risk) for risk in about["risks"]))),
         _settings("options", "Settings of the attacks", about["options"]),
         _settings("settings", "Settings of the run", about["config"]),
-        note("The file .json beside this page has all figures; .sig signs both."),
+        note("The file .json beside this page has all figures."),
     )
 
 
