@@ -455,13 +455,6 @@ class TrackSection(Section):
 
     tensorboard: bool = True
     """curves for TensorBoard in each training's folder"""
-    mlflow: str = ""
-    """for MLflow: a server's address, or a folder, relative to run.dir; needs fedda[mlflow]"""
-    experiment: str = Field(default="fedda", min_length=1)
-    """name of the MLflow experiment; made if it does not exist"""
-    wandb: str = ""
-    """for Weights & Biases: a project, or ENTITY/PROJECT; needs fedda[wandb], and wandb's own login
-    or WANDB_MODE=offline"""
 
 
 OWN = "own"  # the `input.window` of vectors that each site scales by itself

@@ -19,12 +19,12 @@ from fedda.settings import RunConfig, defaults, lasting
 
 from . import able, checkpoint, newcomers, sequence, stopping
 from .attendance import OF_SOURCES, Sites
+from .curves import Curves
 from .journal import Journal
 from .rehearsal import rehearse
 from .start import check_start, start_of
 from .strategy_modules import roster
 from .summary import summarise
-from .tracking.curves import Tracking
 from .training import TrainingRounds, task_for
 
 CONFIG, ROSTER = "config.json", "roster.json"
@@ -51,22 +51,22 @@ def execute(
             process executes, or cannot be written.
     """
     folder = Path(config.run.dir) / config.run.name
-    with Tracking(config, folder, journal) as tracking, alone(folder):
+    with Curves(config, folder, journal) as curves, alone(folder):
         claim(folder, config)
-        return _train(config, grid, journal, folder, tracking, slots)
+        return _train(config, grid, journal, folder, curves, slots)
 
 
 class Trainings:
     """The trainings of a run, in order, and what has come of them so far."""
 
     def __init__(
-        self, config: RunConfig, grid: Grid, journal: Journal, folder: Path, tracking: Tracking
+        self, config: RunConfig, grid: Grid, journal: Journal, folder: Path, curves: Curves
     ) -> None:
         self.config = config
         self.grid = grid
         self.journal = journal
         self.folder = folder
-        self.tracking = tracking
+        self.curves = curves
         self.sites = Sites(grid, config, journal)
         self.members = meet(folder, config, self.sites, journal)
         if self.members.keyed:
@@ -135,7 +135,7 @@ class Trainings:
             earlier=sequence.adapted(self.folder, task_for(config, method, seed, aim), aim),
         )
         result = training.run()
-        self.tracking.finished(result)
+        self.curves.finished(result)
         self.done[method].append(result)
         # A site may be back under another node id.
         self.members = self.members.taking(training.roster)
@@ -187,10 +187,10 @@ def _train(
     grid: Grid,
     journal: Journal,
     folder: Path,
-    tracking: Tracking,
+    curves: Curves,
     slots: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    trainings = Trainings(config, grid, journal, folder, tracking)
+    trainings = Trainings(config, grid, journal, folder, curves)
     trainings.rehearse(slots)
     trainings.train(trainings.targets)
     results = trainings.write()

@@ -26,7 +26,6 @@ SETTINGS: dict[str, Any] = {
     "model.hidden": "16",
     "train.batch-size": 16,
     "kd3a.vote": "hard",
-    "track.mlflow": "",
     "track.tensorboard": False,
 }
 

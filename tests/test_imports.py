@@ -28,9 +28,7 @@ KNOW_FLOWER = {"fedda/flower/pieces.py", "fedda/records.py"}
 
 # Trackers and exporters: only the module named here may import them, and no site may load them.
 ALONE = {
-    "tensorboard": {"server/tracking/trackers.py"},
-    "torch.utils.tensorboard": {"server/tracking/trackers.py"},
-    "mlflow": {"server/tracking/mlflow_runs.py"},
+    "torch.utils.tensorboard": {"server/curves.py"},
     "prometheus_client": {"server/watching/metrics.py", "server/watching/live.py"},
     "onnx": {"fedda/models/export.py"},
     "onnxscript": {"fedda/models/export.py"},
@@ -132,7 +130,7 @@ def eager(path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "path",
-    ["server/tracking/trackers.py", "server/tracking/mlflow_runs.py", "fedda/models/export.py"],
+    ["server/curves.py", "fedda/models/export.py"],
 )
 def test_trackers_and_exporters_are_imported_when_they_are_used(path: str) -> None:
     assert eager(ROOT / path)
@@ -158,7 +156,7 @@ def loaded(*names: str) -> set[str]:
 def test_a_site_loads_no_tracker_and_no_exporter() -> None:
     """To import torchvision would take as long as all the rest, and few networks need it."""
     found = loaded("clients.app", "clients.node.resident", "fedda.cli")
-    unneeded = {"server", "server.tracking.curves", "fedda.models.export", "torchvision"}
+    unneeded = {"server", "server.curves", "fedda.models.export", "torchvision"}
     assert not found & {*ALONE, *unneeded}
 
 

@@ -20,7 +20,7 @@ def item(*marks: Any) -> Any:
 
 
 FAST, SLOW = item(), item(pytest.mark.slow.mark)
-TRACKING = item(pytest.mark.nightly("server/tracking").mark)
+TRACKING = item(pytest.mark.nightly("server/watching").mark)
 BOTH = item(pytest.mark.slow.mark, pytest.mark.nightly("a.py", "b.py").mark)
 ALL = [TRACKING, FAST, SLOW, BOTH]
 
@@ -28,10 +28,10 @@ ALL = [TRACKING, FAST, SLOW, BOTH]
 @pytest.mark.parametrize(
     ("ring", "changed", "chosen"),
     [
-        ("fast", {"server/tracking/curves.py"}, [FAST]),
+        ("fast", {"server/watching/live.py"}, [FAST]),
         ("gate", set(), [FAST, SLOW]),
-        ("gate", {"server/tracking/curves.py"}, [TRACKING, FAST, SLOW]),
-        ("gate", {"server/tracking.py", "c/a.py"}, [FAST, SLOW]),
+        ("gate", {"server/watching/live.py"}, [TRACKING, FAST, SLOW]),
+        ("gate", {"server/watching.py", "c/a.py"}, [FAST, SLOW]),
         ("gate", {"b.py"}, [FAST, SLOW, BOTH]),
         ("nightly", set(), ALL),
     ],
