@@ -72,12 +72,6 @@ def run_onnx(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]
     return torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0]), about
 
 
-def run_torch(path: Path, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    extra: dict[str, Any] = {"fedda.json": ""}
-    loaded = torch.export.load(path, extra_files=extra)
-    return loaded.module()(x).detach(), json.loads(extra["fedda.json"])
-
-
 def check(read: Callable[..., Any], path: Path, source: Path, config: ModelConfig) -> None:
     model, meta = models.load(source)
     for n in (1, 2, 7):
@@ -88,16 +82,6 @@ def check(read: Callable[..., Any], path: Path, source: Path, config: ModelConfi
     assert about["shape"] == list(meta.shape)
     assert about["model"] == config.name
     assert about["range"] == ([0, 1] if len(meta.shape) == 3 else None)
-
-
-@pytest.mark.parametrize(("config", "shape"), families("vectors"))
-def test_torch_gives_the_models_answers(
-    tmp_path: Path, config: ModelConfig, shape: tuple[int, ...]
-) -> None:
-    source = saved(tmp_path / "model.safetensors", config, shape)
-    done = export.export(source, tmp_path / "model.pt2")
-    assert done.difference < 1e-5
-    check(run_torch, done.path, source, config)
 
 
 @pytest.mark.parametrize(("config", "shape"), families("digit-cnn"))
@@ -138,19 +122,20 @@ def test_a_pretrained_model_is_exported_with_its_normalisation(tmp_path: Path) -
 def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, word: str
 ) -> None:
-    source, out = saved(tmp_path / "model.safetensors"), tmp_path / "model.pt2"
+    source, out = saved(tmp_path / "model.safetensors"), tmp_path / "model.onnx"
     out.write_text("an earlier one")
     model = export.Classifier(models.load(source)[0])
     wrong = (
         lambda program, path, about: path.write_text(about),
         lambda path: (lambda x: spoil(model(x)) if path.is_file() else None, ""),
     )
-    monkeypatch.setitem(export._KINDS, ".pt2", wrong)
+    monkeypatch.setattr(export, "_write", wrong[0])
+    monkeypatch.setattr(export, "_read", wrong[1])
     monkeypatch.setattr(export, "_traced", lambda model, shape: None)
     with pytest.raises(ModelError, match=f"other probabilities than the model.*{word}"):
         export.export(source, out)
     assert out.read_text() == "an earlier one"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.pt2", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
 def test_a_model_that_gives_no_numbers_is_not_exported(tmp_path: Path) -> None:
@@ -160,7 +145,7 @@ def test_a_model_that_gives_no_numbers_is_not_exported(tmp_path: Path) -> None:
     source = tmp_path / "model.safetensors"
     models.save(source, model, config=MLP, shape=(5,), classes=CLASSES)
     with pytest.raises(ModelError, match="by up to nan"):
-        export.export(source, tmp_path / "model.pt2")
+        export.export(source, tmp_path / "model.onnx")
 
 
 def test_the_comparison_tries_two_sizes_of_batch() -> None:
@@ -227,48 +212,33 @@ def test_a_runs_trainings_can_be_chosen(
         return export.Exported(out, 0.0)
 
     monkeypatch.setattr(export, "export", note)
-    assert fedda(run, "--torch", "--out", "a.pt2", *words).startswith("a.pt2: checked, largest")
+    assert fedda(run, "--out", "a.onnx", *words).startswith("a.onnx: checked, largest")
     assert asked[0].read_bytes() == saved(run / "expected.safetensors", seed=seed).read_bytes()
 
 
 @slow
 def test_files_are_written_beside_the_model_or_to_out(run: Path, tmp_path: Path) -> None:
-    fedda(run, "--torch", "--seed", 5)
-    check(run_torch, run / "kd3a-5" / "model.pt2", run / "kd3a-5" / "model.safetensors", MLP)
+    fedda(run, "--seed", 5)
+    check(run_onnx, run / "kd3a-5" / "model.onnx", run / "kd3a-5" / "model.safetensors", MLP)
     source, place = run / "fedavg-4" / "model.safetensors", tmp_path / "new" / "place"
-    fedda(source, "--torch", "--out", place)
-    check(run_torch, place / "model.pt2", source, MLP)
-
-
-@slow
-def test_both_formats_at_once(run: Path) -> None:
-    shown = fedda(run, "--onnx", "--torch")
-    assert [line.partition(":")[0] for line in shown.splitlines()] == [
-        str(run / "model.onnx"),
-        str(run / "model.pt2"),
-    ]
-    check(run_onnx, run / "model.onnx", run / "model.safetensors", MLP)
-    check(run_torch, run / "model.pt2", run / "model.safetensors", MLP)
+    fedda(source, "--out", place)
+    check(run_onnx, place / "model.onnx", source, MLP)
 
 
 def test_invalid_commands_are_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
     model = run / "model.safetensors"
-    assert "--onnx, --torch or --hf DIR" in refused(run)
-    assert "one file for two" in refused(run, "--onnx", "--torch", "--out", "a.onnx")
-    assert "must end in .onnx" in refused(run, "--onnx", "--out", "a.pt2")
-    assert "leave them out, or give the folder" in refused(model, "--torch", "--seed", 4)
-    assert "fedavg-9 has no model.safetensors" in refused(
-        run, "--torch", "--method", "fedavg", "--seed", 9
-    )
-    assert "fedavg-4, fedavg-5, kd3a-4, kd3a-5" in refused(run, "--torch", "--seed", 9)
+    assert "must end in .onnx" in refused(run, "--out", "a.pt2")
+    assert "leave them out, or give the folder" in refused(model, "--seed", 4)
+    assert "fedavg-9 has no model.safetensors" in refused(run, "--method", "fedavg", "--seed", 9)
+    assert "fedavg-4, fedavg-5, kd3a-4, kd3a-5" in refused(run, "--seed", 9)
     (tmp_path / "empty").mkdir()
-    assert "none has yet" in refused(tmp_path / "empty", "--torch")
-    assert f"one run, such as {run}." in refused(tmp_path, "--torch")
-    assert "Cannot read" in refused(tmp_path / "no.safetensors", "--torch")
+    assert "none has yet" in refused(tmp_path / "empty")
+    assert f"one run, such as {run}." in refused(tmp_path)
+    assert "Cannot read" in refused(tmp_path / "no.safetensors")
     (tmp_path / "file").touch()
-    assert "cannot be written" in refused(run, "--torch", "--out", tmp_path / "file" / "a.pt2")
+    assert "cannot be written" in refused(run, "--out", tmp_path / "file" / "a.onnx")
     (run / "config.json").unlink()
-    assert "give both --method and --seed" in refused(run, "--torch", "--seed", 4)
+    assert "give both --method and --seed" in refused(run, "--seed", 4)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
@@ -276,30 +246,20 @@ def test_a_missing_extra_gives_one_sentence(
     run: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    shown = refused(run, "--onnx")
+    shown = refused(run)
     assert package in shown and 'pip install "fedda[export]"' in shown
     assert not (run / "model.onnx").exists()
 
 
 @slow
-@pytest.mark.parametrize(("kind", "file"), [("--torch", "kd3a.pt2"), ("--onnx", "model.onnx")])
 def test_the_help_texts_example_works(
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    file: str,
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    examples = re.findall(r'python -c "(.*?)"\n', command.__doc__ or "", re.DOTALL)
-    (code,) = (e for e in examples if file in e)
-    fedda(run, kind, "--out", run / file)
-    if kind == "--onnx":
-        run.rename(run.parent / "kd3a")
-        (run.parent / "runs").mkdir()
-        (run.parent / "kd3a").rename(run.parent / "runs" / "kd3a")
-        monkeypatch.chdir(run.parent)
-    else:
-        monkeypatch.chdir(run)
+    (code,) = re.findall(r'python -c "(.*?)"\n', command.__doc__ or "", re.DOTALL)
+    fedda(run)
+    (run.parent / "runs").mkdir()
+    run.rename(run.parent / "runs" / "kd3a")
+    monkeypatch.chdir(run.parent)
     exec(re.sub(r"^ {6}", "", code, flags=re.MULTILINE), {})
     assert capsys.readouterr().out.startswith(str(list(CLASSES)))
 

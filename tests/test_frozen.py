@@ -169,7 +169,7 @@ def test_a_model_file_stands_alone(tmp_path: Path) -> None:
     weights.unlink()
     loaded, _ = models.load(path)
     assert torch.equal(models.predict(loaded, images()), models.predict(model, images()))
-    done = export.export(path, tmp_path / "model.pt2")
+    done = export.export(path, tmp_path / "model.onnx")
     assert done.difference < 1e-6
 
 

@@ -762,10 +762,10 @@ def test_predict_and_export_ask_which_of_several_models(
     assert code == 1 and f"the folder of one training: {folder}/fedavg-0-town, " in err
     code, out, _ = fedda("predict", folder / "fedavg-0-village", town)
     assert code == 0 and out.startswith("file,class,probability")
-    code, _, err = fedda("export", folder, "--torch")
+    code, _, err = fedda("export", folder)
     assert code == 1 and "fedavg-0-town, fedavg-0-village: choose by" in err
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
-    code, _, err = fedda("export", folder, "--torch", "--target", "city")
+    code, _, err = fedda("export", folder, "--target", "city")
     assert code == 1 and "fedavg-0-city has no model.safetensors" in err
 
 

@@ -187,7 +187,7 @@ def test_every_kind_of_file_says_the_same_of_the_same_images(
     assert done.exit_code == 0, done.output
     names = data.names(pictures)
     rows = write(tmp_path / "old.npz", wanted, ("cat", "dog"), names)
-    exported = export(model, tmp_path / "old.pt2").path
+    exported = export(model, tmp_path / "old.onnx").path
     for file in (model, table, rows, exported):
         torch.testing.assert_close(answered(file, pictures), wanted, atol=1e-5, rtol=0)
     chosen = Teacher(table, pictures, Reading(), CPU).answers(("dog", "cat"), torch.tensor([4]), 30)

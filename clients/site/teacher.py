@@ -2,7 +2,7 @@
 
     NAME.csv            a table as `fedda predict` writes it: file, p_CLASS...
     NAME.npz            arrays `p` (N, C), `classes` (C,) and, but for rows of arrays, `names` (N,)
-    NAME.safetensors    a model of fedda's, of any network; or .onnx, .pt2 that `fedda export` wrote
+    NAME.safetensors    a model of fedda's, of any network; or .onnx that `fedda export` wrote
 
 An old model of the clinic, or a network that knows pictures and words. It is one more voice in
 KD3A's vote and in Co-MDA's consensus, a prior of SHOT's and DECISION's first labels, and a member

@@ -124,8 +124,8 @@ def client(
             site trains no first model but the one that it draws itself and this one, as a model
             can be made to read single images: know where the file is from.
         teacher: A teacher that this target has already: its class probabilities of these images
-            (.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx or .pt2
-            of `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it beside what
+            (.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx of
+            `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it beside what
             the sources taught. It never leaves the site, and the server is not told.
         reproducible: Divide the images into blocks by this site's name instead of by chance, so
             that a run can be repeated exactly: for experiments on one machine. A round uses whole

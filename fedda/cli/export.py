@@ -14,9 +14,6 @@ from fedda.results.read import MODEL, label
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help=f"A run's folder, or a {MODEL} file.")],
-    onnx: Annotated[bool, typer.Option("--onnx")] = False,
-    torch: Annotated[bool, typer.Option("--torch")] = False,
-    hf: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     out: Annotated[Path | None, typer.Option(metavar="PATH")] = None,
     method: str = "",
     seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
@@ -28,7 +25,7 @@ def export(
     is the probability of each class (N, classes). Class names and the input's shape are in the
     file. The written file is loaded and run, and deleted if its answers differ from the model's.
 
-      fedda export runs/kd3a --onnx
+      fedda export runs/kd3a
 
       python -c "
       import json, numpy, onnxruntime
@@ -37,61 +34,24 @@ def export(
       x = numpy.zeros((1, *about['shape']), 'float32')
       print(about['classes'], session.run(['probabilities'], {'x': x})[0])"
 
-    And for PyTorch:
-
-      fedda export runs/kd3a --torch --seed 1 --out kd3a.pt2
-
-      python -c "
-      import json, torch
-      extra = {'fedda.json': ''}
-      model = torch.export.load('kd3a.pt2', extra_files=extra).module()
-      about = json.loads(extra['fedda.json'])
-      print(about['classes'], model(torch.zeros(1, *about['shape'])))"
-
-    For the Hugging Face Hub, to which you upload it yourself:
-
-      fedda export runs/kd3a --hf ./kd3a-north
-
-    --onnx needs the packages of the extra `export`: pip install "fedda\[export]".
+    It needs the packages of the extra `export`: pip install "fedda\[export]".
 
     Options:
-        onnx: Write model.onnx, for ONNX Runtime and many others.
-        torch: Write model.pt2, for PyTorch without fedda.
-        hf: Write a new folder in the Hugging Face layout, with the model card.
         out: A folder, or the file itself. Default: beside the model.
         method: Export a training of this method. Default: the run's method.
         seed: Export the training of this seed. Default: the run's first seed.
         target: Export the training of this target, if the run had several.
     """
     with clear_exit():
-        kinds = [kind for kind, wanted in ((".onnx", onnx), (".pt2", torch)) if wanted]
-        if not kinds and hf is None:
-            raise ConfigError("Say what to write: --onnx, --torch or --hf DIR, or several.")
         source = chosen(run, method, seed, target)
-        places = _places(source, kinds, out) if kinds else []
-        if hf is not None:
-            from fedda.results import hugging_face  # torch takes seconds to import
-
-            hugging_face.write(source, hf)
-            echo(f"{hf}: {', '.join(sorted(path.name for path in hf.iterdir()))}")
-        if not places:
-            return
+        if out is None or out.is_dir() or not out.suffix:
+            out = (out or source.parent) / f"{source.stem}.onnx"
+        if out.suffix != ".onnx":
+            raise ConfigError(f"--out is {out}, but the file must end in .onnx.")
         from fedda.models.export import export as write  # torch takes seconds to import
 
-        for place in places:
-            done = write(source, place)
-            echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
-
-
-def _places(source: Path, kinds: list[str], out: Path | None) -> list[Path]:
-    """Where each kind of file goes."""
-    if out is None or out.is_dir() or not out.suffix:
-        return [(out or source.parent) / f"{source.stem}{kind}" for kind in kinds]
-    if len(kinds) > 1:
-        raise ConfigError(f"--out is {out}, one file for two kinds; give a folder instead.")
-    if out.suffix != kinds[0]:
-        raise ConfigError(f"--out is {out}, but the file must end in {kinds[0]}.")
-    return [out]
+        done = write(source, out)
+        echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
 
 
 def chosen(run: Path, method: str, seed: int | None, target: str) -> Path:

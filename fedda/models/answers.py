@@ -1,6 +1,6 @@
 """What a finished model says of the examples at a path: their names and class probabilities.
 
-The model is a file of `fedda.models.save`, or one that `fedda export` made of it (.onnx, .pt2).
+The model is a file of `fedda.models.save`, or one that `fedda export` made of it (.onnx).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from fedda.data import Reading, batches
 from fedda.models.networks import predict
 from fedda.models.saved import load
 
-EXPORTED = (".onnx", ".pt2")
+EXPORTED = (".onnx",)
 
 
 class Answers(NamedTuple):

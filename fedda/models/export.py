@@ -1,9 +1,9 @@
-"""Write a finished model for programs that do not use fedda: as ONNX, or torch.export's .pt2.
+"""Write a finished model for programs that do not use fedda, as ONNX.
 
     x                (N, channels, H, W) images or (N, d) vectors, float32; images in [0, 1]
     probabilities    (N, C) = softmax(model(x)), what `fedda predict` prints
 
-N may be any number. Both kinds of file hold a description as JSON: the class names in the order of
+N may be any number. The file holds a description as JSON: the class names in the order of
 the outputs, the shape of one input, how images came to it unless they were stretched (`resize`),
 the gray values that become 0 and 1 if a run set them (`window`), how gaps in vectors were filled
 (`missing`), and the model's name and fedda's version. A file is put in its place only after it was
@@ -26,7 +26,6 @@ from fedda.config import REFUSE, Inputs
 from fedda.errors import ModelError
 
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
-EXTRA = "fedda.json"  # name of the description in a .pt2 file
 BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
 LARGEST = 1e-4  # allowed difference of a probability; other kernels differ by about 1e-7
 
@@ -57,17 +56,16 @@ class Exported:
 
 
 def export(source: Path, out: Path) -> Exported:
-    """Write a model as the kind of file that `out` ends in, load that file again and compare.
+    """Write a model as an .onnx file, load that file again and compare.
 
     Args:
         source: a model.safetensors of fedda.
-        out: a path ending in .onnx or .pt2; an existing file is replaced only after the check.
+        out: the file; an existing file is replaced only after the check.
 
     Raises:
         ModelError: the model cannot be read, a package is missing, the file cannot be written, or
             its probabilities differ from the model's.
     """
-    write, read = _KINDS[out.suffix]
     loaded, meta = models.load(source)
     model = Classifier(loaded).eval()
     about = {
@@ -83,15 +81,15 @@ def export(source: Path, out: Path) -> Exported:
     part = out.with_name(f".{out.stem}.part{out.suffix}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _convertible(meta, out.suffix):
+        with _convertible(meta):
             program = _traced(model, meta.shape)
-            write(program, part, json.dumps(about))
-        difference = compare(model, read(part)[0], meta.shape)
+            _write(program, part, json.dumps(about))
+        difference = compare(model, _read(part)[0], meta.shape)
         if not difference <= LARGEST:  # true for NaN as well
             raise ModelError(
                 f"{out.name} gives other probabilities than the model, by up to {difference:.2g}, "
-                "so it was deleted; export the other kind of file, and report the model's name "
-                f"({meta.config.name}) and the versions of torch and onnx."
+                f"so it was deleted; report the model's name ({meta.config.name}) and the versions "
+                "of torch and onnx."
             )
         part.replace(out)
     except OSError as error:
@@ -111,7 +109,7 @@ def opened(path: Path) -> tuple[Outputs, tuple[str, ...], Inputs]:
         ModelError: it cannot be read, or was written by another program.
     """
     try:
-        outputs, text = _KINDS[path.suffix][1](path)
+        outputs, text = _read(path)
         about = json.loads(text)
         inputs = Inputs(
             tuple(map(int, about["shape"])),
@@ -151,7 +149,7 @@ def compare(model: nn.Module, other: Outputs, shape: tuple[int, ...]) -> float:
 
 
 @contextmanager
-def _convertible(meta: models.Meta, kind: str) -> Iterator[None]:
+def _convertible(meta: models.Meta) -> Iterator[None]:
     """Turn any error of a converter into a ModelError: it may not support the model's layers."""
     try:
         yield
@@ -161,8 +159,8 @@ def _convertible(meta: models.Meta, kind: str) -> Iterator[None]:
         layers = f" with the layers of {meta.extension}" if meta.extension else ""
         why = "".join(filter(str.isprintable, (str(error).splitlines() or [""])[0]))[:200]
         raise ModelError(
-            f"{meta.config.name}{layers} cannot be written as {kind} ({type(error).__name__}: "
-            f"{why}); try the other kind of file, or predict with `fedda predict`."
+            f"{meta.config.name}{layers} cannot be written as ONNX ({type(error).__name__}: "
+            f"{why}); predict with `fedda predict`."
         ) from error
 
 
@@ -171,7 +169,7 @@ def _traced(model: nn.Module, shape: tuple[int, ...]) -> torch.export.ExportedPr
     return torch.export.export(model, (torch.rand(2, *shape),), dynamic_shapes={"x": {0: batch}})
 
 
-def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
+def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -192,7 +190,7 @@ def _write_onnx(program: torch.export.ExportedProgram, path: Path, about: str) -
     made.save(path)
 
 
-def _read_onnx(path: Path) -> tuple[Outputs, str]:
+def _read(path: Path) -> tuple[Outputs, str]:
     try:
         import onnxruntime
     except ImportError as error:
@@ -202,21 +200,8 @@ def _read_onnx(path: Path) -> tuple[Outputs, str]:
     return (lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])), about
 
 
-def _write_torch(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
-    torch.export.save(program, path, extra_files={EXTRA: about})
-
-
 def _missing(error: ImportError) -> ModelError:
     return ModelError(
         f"An .onnx file needs the package {error.name}, which is not installed; install it by "
         'pip install "fedda[export]".'
     )
-
-
-def _read_torch(path: Path) -> tuple[Outputs, str]:
-    held = {EXTRA: ""}
-    program = torch.export.load(path, extra_files=held).module()
-    return program, held[EXTRA]
-
-
-_KINDS = {".onnx": (_write_onnx, _read_onnx), ".pt2": (_write_torch, _read_torch)}
