@@ -6,7 +6,6 @@ beginning  a run's settings, and how it was started
 own_data   arrays and datasets of a program, as the sites that a run reads
 own_model  a network that a program brings itself
 outcome    what a run gives: its results and its models
-notebook   both as HTML
 unchanged  what a run changes in its process, put back
 
 The command line calls the same functions.

@@ -121,11 +121,6 @@ class Comparison:
         ]
         return f"Comparison({', '.join(parts) or 'nothing was tested'})"
 
-    def _repr_html_(self) -> str:
-        from .notebook import comparison
-
-        return comparison(self)
-
 
 def train(
     plan: Plan, jobs: int, quiet: bool = False, say: Callable[[str], object] = lambda text: None

@@ -158,11 +158,6 @@ class Results:
         parts = [f"{method} {read.percent(mean)}" for method, mean in self.accuracies.items()]
         return f"Results({', '.join(parts)}; {read.counted(len(self.seeds), 'seed')})"
 
-    def _repr_html_(self) -> str:
-        from .notebook import results
-
-        return results(self.raw)
-
 
 class Model:
     """A trained model, ready to predict.
@@ -336,9 +331,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.folder.name!r}, {self.results!r})"
-
-    def _repr_html_(self) -> str:
-        return self.results._repr_html_()
 
 
 def load(dir: str | Path, network: "Callable[[tuple[int, ...]], nn.Module] | None" = None) -> Run:
