@@ -28,9 +28,12 @@ SETTINGS = {
 }
 
 
+REAL = {"min-images": 16, "audited": True}  # as of `fedda-client`, for a small site
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return make_source(tmp_path, 80, **{"min-images": 16, "audited": True, "name": "anna"})
+    return make_source(tmp_path, 80, **REAL)
 
 
 def drawn(task: Task, seed: int = 0) -> Arrays:
@@ -106,8 +109,7 @@ def test_threads_do_not_change_what_is_drawn(site: Site, threads: int) -> None:
 
 
 def test_a_file_of_the_operators_may_be_the_first_model(tmp_path: Path) -> None:
-    own = {"min-images": 16, "audited": True, "start-from": str(tmp_path / "m.safetensors")}
-    site = make_source(tmp_path, 80, **own)
+    site = make_source(tmp_path, 80, **REAL, **{"start-from": str(tmp_path / "m.safetensors")})
     task = task_of(site, SETTINGS)
     model = models.build(task.model, task.dims, task.classes, 5)
     models.save(tmp_path / "m.safetensors", model, classes=task.names, **task.about_model)
@@ -125,7 +127,9 @@ def test_a_later_model_is_no_farther_than_training_goes(site: Site) -> None:
             serve(site, asked(task, made, 2))
 
 
-def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(site: Site) -> None:
+def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(
+    site: Site, tmp_path: Path
+) -> None:
     task = task_of(site, SETTINGS)
     trained = serve(site, asked(task, drawn(task)))
     name = "encoder.hidden.0.weight"
@@ -136,8 +140,7 @@ def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(site: Sit
         serve(site, asked(task, far, 2))
     assert serve(site, asked(task, task_of_server, 2))
     # After rounds away the mean may have gone farther; the state is also there after a restart.
-    fresh = Site(dict(site._node))
-    fresh.offer()
+    fresh = make_source(tmp_path, 80, **REAL)
     with pytest.raises(OriginError, match=name):
         serve(fresh, asked(task, moved(trained, name, 14 * went, None), 4))
     assert serve(fresh, asked(task, moved(trained, name, 8 * went, None), 4))
