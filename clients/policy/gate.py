@@ -190,7 +190,7 @@ class Gate:
                 "account of the data is not."
             )
         if self._spent is not None:
-            self._spent.request("look", rounds=1)
+            self._spent.request("look", rounds=1, looks=1)
 
     @property
     def books(self) -> bool:

@@ -95,12 +95,16 @@ class Protect(Section):
 
 
 class Budget(Section):
-    """How much the site gives in all, over all runs; None: no limit."""
+    """How much the site gives in all, over all runs; None: no limit.
+
+    looks    how often it says what its data look like; two answers together can tell an example
+    """
 
     rounds: int | None = Field(default=None, ge=0)
     tests: int | None = Field(default=None, ge=0)
     trainings: int | None = Field(default=None, ge=0)
     megabytes: float | None = Field(default=None, ge=0)
+    looks: int = Field(default=1, ge=0)
 
 
 class ExchangeRules(Section):

@@ -27,12 +27,13 @@ WAIT = 30.0  # seconds for another process that books
 
 @dataclass(frozen=True)
 class UsedBudget:
-    """How much was used: requests to train and to test, different trainings, bytes that left."""
+    """How much was used: requests to train and to test, trainings, bytes that left, and looks."""
 
     rounds: int = 0
     tests: int = 0
     trainings: int = 0
     bytes: int = 0
+    looks: int = 0
 
 
 class Spent:
@@ -53,7 +54,9 @@ class Spent:
         with self._open() as base:
             return _used(base)
 
-    def request(self, training: str, rounds: int = 0, tests: int = 0, size: int = 0) -> None:
+    def request(
+        self, training: str, rounds: int = 0, tests: int = 0, size: int = 0, looks: int = 0
+    ) -> None:
         """Book a request before it is worked on.
 
         Args:
@@ -61,13 +64,14 @@ class Spent:
             rounds: 1 if it asks for training.
             tests: how many models it asks to test, or to judge in a training.
             size: bytes that will leave before the reply: the sums of gradients.
+            looks: 1 if it asks what the data look like.
 
         Raises:
             BudgetError: it is more than is left; nothing was booked.
         """
         with self._open() as base:
             base.execute("INSERT OR IGNORE INTO trainings VALUES (?)", (training,))
-            self._add(base, rounds=rounds, tests=tests, bytes=size)
+            self._add(base, rounds=rounds, tests=tests, bytes=size, looks=looks)
 
     def leaving(self, size: int) -> None:
         """Book the bytes of a reply before it leaves.
@@ -140,6 +144,7 @@ def _check(used: UsedBudget, most: Budget) -> None:
         ("training requests", used.rounds, most.rounds),
         ("models to test", used.tests, most.tests),
         ("different trainings", used.trainings, most.trainings),
+        ("looks", used.looks, most.looks),
     ):
         if limit is not None and count > limit:
             raise BudgetError(f"The policy's budget of {limit} {what} is spent; {left}.")
@@ -154,7 +159,11 @@ def _used(base: sqlite3.Connection) -> UsedBudget:
     counts = dict(base.execute("SELECT what, n FROM used"))
     (trainings,) = base.execute("SELECT COUNT(*) FROM trainings").fetchone()
     return UsedBudget(
-        counts.get("rounds", 0), counts.get("tests", 0), trainings, counts.get("bytes", 0)
+        counts.get("rounds", 0),
+        counts.get("tests", 0),
+        trainings,
+        counts.get("bytes", 0),
+        counts.get("looks", 0),
     )
 
 

@@ -47,8 +47,8 @@ statistics = false
 gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
 # What `fedda look` asks for before any training: examples and classes in tens, and of each column
-# or channel, over 64 examples or more, range, mean, deviation, gaps and a histogram. Told once,
-# until 64 examples have changed; protect.noise hides more.
+# or channel, over 64 examples or more, range, mean, deviation, gaps and a histogram. Told as
+# often as budget.looks says; protect.noise hides more.
 look = false
 
 [protect]                    # the stricter of this, the run and the command line holds
@@ -63,6 +63,7 @@ rounds = 1000                # requests to train; in some methods a round is two
 tests = 1000                 # models to test
 trainings = 20               # different trainings: methods, seeds, settings
 megabytes = 100_000          # that leave this site
+looks = 1                    # answers to `fedda look`; two together can tell an example
 
 [exchange]                   # where gradients are summed, besides at the server that is dialled
 hosts = []
@@ -172,6 +173,7 @@ def left(policy: Policy, spent: Spent) -> Iterator[tuple[str, str, str]]:
     yield "requests to train", f"{used.rounds:,}", _most(most.rounds)
     yield "models to test", f"{used.tests:,}", _most(most.tests)
     yield "different trainings", f"{used.trainings:,}", _most(most.trainings)
+    yield "looks", f"{used.looks:,}", _most(most.looks)
     yield "MB that left", f"{used.bytes / 1e6:,.3f}", _most(most.megabytes)
     yield "epsilon of noisy runs", f"{spent.epsilon(privacy.delta):.3g}", _most(privacy.epsilon)
 

@@ -21,7 +21,7 @@ from fedda.settings import RunConfig
 if TYPE_CHECKING:
     from fedda.data import Reading
 
-PAGE = "look.html"
+NOTHING = "–"
 LOCAL = ("target", *OPTIONS)
 
 
@@ -46,7 +46,7 @@ def look(
 
       fedda look --server ./hub --expect 4
 
-    Writes look.html, look.json and journal.jsonl, and says which sites are alike, which is odd,
+    Writes look.json and journal.jsonl, and says which sites are alike, which is odd,
     what will make training hard, and which command to type next.
 
     Options:
@@ -55,7 +55,7 @@ def look(
             have no labels.
         server: Instead of --data: the folder that `fedda superlink` was given as --dir.
         expect: With --server: wait for so many sites.
-        out: Where the page and the numbers go.
+        out: Where the numbers go.
     """
     on_terminate()
     with clear_exit(), interruptible("stopped"):
@@ -121,9 +121,8 @@ def _labelled(path: Path, reading: "Reading") -> bool:
 
 
 def _present(folder: Path, where: list[str], as_json: bool) -> None:
-    """Write the page, and print the table and what follows."""
+    """Print the table and what follows."""
     from fedda.halves import REFERENCE
-    from fedda.page import accounts
 
     seen = json.loads((folder / LOOKED).read_text())
     words = [
@@ -136,8 +135,6 @@ def _present(folder: Path, where: list[str], as_json: bool) -> None:
         *seen["settings"],
     ]
     command = shlex.join(words) if seen["settings"] else ""
-    page = folder / PAGE
-    page.write_text(accounts.page(seen, command), encoding="utf-8")
     if as_json:
         return print_json(seen)
     PlainConsole().print(_table(seen))
@@ -146,7 +143,7 @@ def _present(folder: Path, where: list[str], as_json: bool) -> None:
         echo(f"{name} told nothing: {why}.")
     if command:
         echo(f"\nnext: {command}")
-    echo(f"page: {page}\nnumbers: {folder / LOOKED}")
+    echo(f"numbers: {folder / LOOKED}")
 
 
 def _table(seen: dict[str, Any]) -> Any:
@@ -154,12 +151,42 @@ def _table(seen: dict[str, Any]) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedda.page import accounts
-
-    head, *rows = accounts.rows(seen)
+    head, *rows = _rows(seen)
     made = Table(box=box.SIMPLE_HEAD)
     for name in head:
         made.add_column(escape(name), no_wrap=name == head[0])
     for row in rows:
         made.add_row(*map(escape, row))
     return made
+
+
+def _rows(seen: dict[str, Any]) -> list[list[str]]:
+    """The table of the sites: its heads, and a row per site."""
+    head = ["site", "role", "examples", "form", "values", "gaps", "classes"]
+    made, target = [_row(site) for site in seen["sites"]], seen["target"]
+    if target:
+        head.append(f"drift to {target}")
+        place = [row[0] for row in made].index(target)
+        for row, drift in zip(made, seen["drift"], strict=True):
+            row.append(_drift(drift[place]))
+    return [head, *made]
+
+
+def _row(site: dict[str, Any]) -> list[str]:
+    from fedda.maths.summaries import FLOOR
+
+    shape, its = site["shape"], site["arrays"]
+    form = f"{shape[0]} columns"
+    if site["kind"] == "image":
+        size = f"{shape[2]} x {shape[1]}" if shape[1] else "several sizes"
+        form = f"{'colour' if shape[0] == 3 else 'gray'}, {size}"
+    values = f"{min(its['low']):.3g} to {max(its['high']):.3g}" if its else NOTHING
+    gaps = f"{100 * max(its['missing']):.0f} %" if its else NOTHING
+    counts = [*site["classes"].values()]
+    classes = f"{len(counts)}, {min(counts)}+ to {max(counts)}+" if counts else NOTHING
+    examples = f"{site['examples']}+" if site["examples"] else f"fewer than {FLOOR}"
+    return [site["name"], site["role"], examples, form, values, gaps, classes]
+
+
+def _drift(drift: float | None) -> str:
+    return NOTHING if drift is None else f"{drift:.2f}"

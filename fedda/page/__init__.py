@@ -18,7 +18,6 @@ features.py    features of all sites, before and after adaptation
 labels.py      where the names of their classes go
 recovered.py   what `fedda audit` recovered, if it was run
 evidence.py    a page of its own: what crossed, attacks and what is not protected
-accounts.py    a page of its own: what sites tell of their data before training
 live_page.py   a run that goes on: its first screen, and the report of what there is
 now.py         that first screen: the state, who is there and who trains, the last troubles
 """
