@@ -397,7 +397,7 @@ def test_another_account_of_the_machine_starts_no_run(tmp_path: Path) -> None:
         for path in ("control/list-nodes", "control/start-run", "runtime/acquire-task"):
             for more in ((), ("X-Forwarded-For: 127.0.0.1", "X-Forwarded-Proto: https")):
                 assert ask(f"POST /v1/{path}", 65534, *form, *more) == 403
-        assert ask("GET /live/sites.json", 65534) == 200
+        assert ask("GET /live", 65534) == 200
         assert ask("POST /v1/control/list-nodes", 0, *form) == 200
 
 

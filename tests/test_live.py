@@ -22,15 +22,17 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
-from fedda.errors import RunError
+from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import message_pb2 as proto
 from fedda.page.live_page import SCRIPT, page
 from fedda.results.read import ABOUT
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import JournalReader, Story
 from fedda.settings import RunConfig, defaults
 from server.run import claim
+from server.superlink.book import Book
 from server.superlink.filter import LocalOnly
-from server.watching.live import EVENTS, METRICS, PAGE, SITES, Live, of_its_own, version_of
+from server.watching.live import EVENTS, METRICS, PAGE, Live, of_its_own, version_of
 from server.watching.watched import USUAL
 from tests.browser import CHROMIUM, browser
 from tests.patience import PATIENCE
@@ -100,9 +102,6 @@ def test_a_run_is_found_by_name_number_and_folder(run: RunNow) -> None:
     for which in ("", "7", "r", run.folder):
         assert snapshot.run(which) is snapshot.runs[0]
     assert snapshot.run("old") is snapshot.runs[1] and snapshot.run("none") is None
-    assert Snapshot.of(json.loads(json.dumps(snapshot.to_json()))) == snapshot
-    with pytest.raises(RunError, match="cannot be read"):
-        Snapshot.of({"sites": [{"colour": "red"}], "runs": []})
 
 
 @pytest.mark.parametrize(
@@ -198,18 +197,17 @@ def test_an_event_comes_when_the_journal_grows(run: RunNow) -> None:
                 file.write(json.dumps({"event": "done", "time": 30.0}) + "\n")
             data = next(line for line in lines if line.startswith("data: "))
             assert data == f"data: {version_of(snapshot, '')}" != f"data: {seen}"
-        assert client.get(SITES).json() == json.loads(json.dumps(snapshot.to_json()))
         assert client.get("/other").status_code == 404
 
 
 def test_only_this_machines_own_pages_and_programs_are_served(run: RunNow) -> None:
     with serving(lambda: sites(run)) as address, client_of(address) as client:
-        for path in (PAGE, EVENTS, SITES, METRICS):
+        for path in (PAGE, EVENTS, METRICS):
             assert client.get(path, headers={"host": "evil.example"}).status_code == 421
             assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 421
             assert client.get(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
             assert client.request("POST", path).status_code == 405
-        kept = client.get(SITES).headers
+        kept = client.get(PAGE).headers
         assert kept["x-content-type-options"] == "nosniff" and kept["cache-control"] == "no-store"
 
 
@@ -330,3 +328,20 @@ def test_a_browser_follows_a_run(run: RunNow, tmp_path: Path, width: int) -> Non
 
 def test_the_server_knows_where_a_run_without_settings_is() -> None:
     assert {key: defaults()[key] for key in USUAL} == USUAL
+
+
+def test_the_book_says_who_works_on_what() -> None:
+    def handed(message: str, kind: str, run_id: int) -> fleet.PullMessagesResponse:
+        about = {"message_id": message, "message_type": kind, "run_id": run_id}
+        head = proto.Message(metadata=proto.Metadata(created_at=time.time(), ttl=60, **about))
+        tree = proto.ObjectTree(object_id=message)
+        return fleet.PullMessagesResponse(messages_list=[head], message_object_trees=[tree])
+
+    book = Book()
+    book.handed(1, handed("m1", "query", 7))
+    book.handed(1, handed("m2", "train", 7))
+    book.handed(2, handed("m3", "evaluate", 7))
+    assert book.open() == {1: ("train", 7), 2: ("evaluate", 7)}
+    for found in [*book._handed[1].values(), *book._handed[2].values()]:
+        book.answered(found, fleet.PushMessagesResponse())
+    assert book.open() == {}

@@ -58,7 +58,7 @@ def superlink(
     The operator's part (starting runs, listing sites) answers on 127.0.0.1 only, and on Linux only
     the account that runs the server, and root, as it asks for no password. It runs no other app
     than this fedda. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. A browser shows the newest run
-    at /live there, and `fedda watch` does in a terminal.
+    at /live there.
 
     A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
     are run.

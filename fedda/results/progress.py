@@ -68,20 +68,14 @@ class Display(OnTerminal):
         config: the run; from it the display knows the number of trainings, and so the time that is
             left for all of them. Without it each training is shown by itself.
         console: where to write, by default to stdout.
-        above: makes what a terminal shows above the bar, if anything.
-        every: rounds between two plain lines.
     """
 
     def __init__(
         self,
         config: RunConfig | None = None,
         console: Console | None = None,
-        above: Callable[[], RenderableType] | None = None,
-        every: int = _EVERY,
     ) -> None:
         console = console or PlainConsole()
-        self._above = above
-        self._every = every
         self._story = tell((), config.flat() if config else None)
         self._said, self._hinted = 0.0, False
         self._numbers = Text()
@@ -124,8 +118,7 @@ class Display(OnTerminal):
         if self._story.awaited:
             text = printable(waits(self._story, time.time()))
             wait = Text(text, style="dim" if self._story.at_work else "yellow")
-        above = [self._above()] if self._above else []
-        return Group(*above, self._bar, self._numbers, wait)
+        return Group(self._bar, self._numbers, wait)
 
     def _joined(self, event: Event) -> None:
         self._say(f"joined: {event['text']}")
@@ -164,7 +157,7 @@ class Display(OnTerminal):
             self._numbers = Text(", ".join(numbers), style="dim")
             if last:
                 self._say(f"{self._name(key)}: {_scores(event)} after {number} rounds")
-        elif last or number == 1 or number % self._every == 0 or now - self._said >= _AT_LEAST:
+        elif last or number == 1 or number % _EVERY == 0 or now - self._said >= _AT_LEAST:
             left = self._story.left
             numbers += [f"{clock(left)} left"] if left else []
             self._say(f"  round {number}/{rounds}: {', '.join(numbers)}")

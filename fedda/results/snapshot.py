@@ -1,11 +1,7 @@
-"""Who is at the server, and which runs it has: what `fedda superlink` tells at /live/sites.json."""
+"""Who is at the server, and which runs it has: what those who watch it are told."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from fedda.errors import RunError
 
 FINISHED = "finished"
 WORK = {"train": "trains", "evaluate": "is tested", "query": "answers a question"}
@@ -97,23 +93,3 @@ class Snapshot:
             if which in (str(run.number), run.name) or Path(which).absolute() == run.path:
                 return run
         return None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON's types."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, read: Mapping[str, Any]) -> "Snapshot":
-        """Read what `to_json` wrote.
-
-        Raises:
-            RunError: it is something else.
-        """
-        try:
-            sites = tuple(SiteNow(**site) for site in read["sites"])
-            return cls(sites, tuple(RunNow(**run) for run in read["runs"]))
-        except (KeyError, TypeError) as error:
-            raise RunError(
-                f"the server's list of sites cannot be read ({error}); start the server with this "
-                "version of fedda."
-            ) from None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedda.page.live_page import page
@@ -19,7 +19,7 @@ from fedda.results.story import Story
 
 from .metrics import metrics
 
-PAGE, EVENTS, SITES, METRICS = "/live", "/live/events", "/live/sites.json", "/metrics"
+PAGE, EVENTS, METRICS = "/live", "/live/events", "/metrics"
 LOOK_S = 1.0  # between two looks for a change
 ALIVE_S = 15.0  # between two comments that keep a quiet stream open
 STREAMS = 32  # at a time; one more ends the oldest
@@ -56,7 +56,6 @@ class Live:
         self._answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
             PAGE: self._page,
             EVENTS: self._stream,
-            SITES: self._sites,
             METRICS: self._metrics,
         }
         self._one = asyncio.Lock()  # one page is made at a time
@@ -116,10 +115,6 @@ class Live:
                 self._last = (which, version), made
                 self._free = 2 * time.monotonic() - began
             return Response(self._last[1], headers=HEADERS, media_type="text/html")
-
-    async def _sites(self, _: Request) -> Response:
-        snapshot = await asyncio.to_thread(self.watched)
-        return JSONResponse(snapshot.to_json(), headers=HEADERS)
 
     async def _metrics(self, _: Request) -> Response:
         text = await asyncio.to_thread(lambda: metrics(*self.newest()))
