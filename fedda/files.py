@@ -1,5 +1,9 @@
-"""Files that are kept: written whole or not at all, and the oldest deleted beyond some bounds."""
+"""Files that are kept: written whole or not at all, and the oldest deleted beyond some bounds.
 
+Texts that a person wrote are UTF-8, or UTF-16 with the mark that Windows writes before it.
+"""
+
+import codecs
 import math
 import os
 import shutil
@@ -7,12 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedda.errors import DataError, RunError
+from fedda.errors import ConfigError, DataError, RunError
+
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A partial file to write, which replaces `path` once the `with` block ends without error."""
+    """A partial file to write, which replaces `path` once the `with` block ends without error.
+
+    A device or a pipe is no file that could be replaced: it is written to as it is.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path
+        return
     part = partial_path(path)
     try:
         yield part
@@ -32,25 +44,26 @@ def keeping(path: Path, private: bool = False) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
-        if private:
+        if private and part != path:
             part.touch()
             part.chmod(0o600)
         yield part
 
 
 @contextmanager
-def writing(path: Path, advice: str) -> Iterator[None]:
-    """Turn an error of the disk in the `with` block into a sentence for the user.
+def writing(path: Path, advice: str) -> Iterator[Path]:
+    """Like `replacing`, for a file that a user named: a link to a file is written through.
 
     Args:
-        path: the file that the block writes.
+        path: the file.
         advice: what to do if it cannot be written.
 
     Raises:
         RunError: it cannot be written.
     """
     try:
-        yield
+        with replacing(path.resolve() if path.is_file() else path) as part:
+            yield part
     except OSError as error:
         raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
 
@@ -94,6 +107,21 @@ def place(file: Path, new: Path) -> bool:
     return True
 
 
+def states() -> Path:
+    """The folder below which each site has its own, unless it says another.
+
+    Raises:
+        ConfigError: the account has no home folder, as in many containers.
+    """
+    try:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    except RuntimeError:  # neither HOME nor an entry among the system's users
+        raise ConfigError(
+            "this account has no home folder to keep a site's state in: give one by --state-dir"
+        ) from None
+    return Path(base) / "fedda"
+
+
 def keep_newest(
     entries: Iterable[Path],
     most: float = math.inf,
@@ -134,6 +162,19 @@ def keep_newest(
             partial_path(entry / name).unlink(missing_ok=True)
         with suppress(OSError):  # it has files of somebody else
             entry.rmdir()
+
+
+def encoding(path: Path) -> str:
+    """The encoding of a text file."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in _UTF16 else "utf-8-sig"
+
+
+def unmarked(content: bytes) -> bytes:
+    """What a text file holds, as UTF-8 without a byte order mark."""
+    if content[:2] in _UTF16:
+        content = content.decode("utf-16", "replace").encode()
+    return content.removeprefix(codecs.BOM_UTF8)
 
 
 def partial_path(path: Path) -> Path:

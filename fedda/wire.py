@@ -377,6 +377,7 @@ class Rule:
     arrays: Mapping[str, Kind] = field(default_factory=dict)
     numbers: frozenset[str] = frozenset()
     optional: Mapping[str, Kind] = field(default_factory=dict)  # arrays that may be left out
+    counts: frozenset[str] = frozenset()  # tables of answers by class, which may be left out
 
     def check(
         self,
@@ -387,6 +388,7 @@ class Rule:
         sites: int,
         where: str,
         layouts: Mapping[str, Manifest] | None = None,
+        classes: int = 0,
     ) -> None:
         """Refuse every array and number that is not listed or has another layout.
 
@@ -398,6 +400,7 @@ class Rule:
             sites: how many sites take part; a pattern with `*` may match at most so many names.
             where: who sends or receives, for the error message.
             layouts: layouts of other arrays, by name; `NAME/SITE` has the layout of `NAME`.
+            classes: of the run, which say how long a table of answers by class is.
 
         Raises:
             WireError: an array or number is not in the rule, or has another form; the error names
@@ -417,6 +420,9 @@ class Rule:
                 raise WireError(f"{where}: the contract has no layout for '{name}'.")
             _same_entries(packed.manifest, layout, f"{where}: '{name}'")
         for name, value in numbers.items():
+            if name in self.counts:
+                _check_counts(value, classes, f"{where}: '{name}'")
+                continue
             if not any(_fits(name, p) for p in self.numbers):
                 raise WireError(f"{where}: the contract has no number '{shown(name)}'.")
             if type(value) not in (int, float):
@@ -427,6 +433,17 @@ class Rule:
                 raise WireError(
                     f"{where}: {matches} times '{pattern}', but the run has {sites} sites."
                 )
+
+
+def _check_counts(value: Any, classes: int, where: str) -> None:
+    """Refuse what is no table of answers by class: per class its answers, and how many it has."""
+    long = classes * (classes + 1) if classes <= MOST_TOLD else 0
+    whole = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    if not whole or not 0 < len(value) == long:
+        raise WireError(
+            f"{where} must be {classes} x {classes + 1} whole numbers, of {MOST_TOLD} classes at "
+            "most."
+        )
 
 
 def shown(name: str) -> str:
@@ -508,11 +525,16 @@ MODEL = {"model": Kind.MODEL}
 # What the target says of its own last step (`fedda.refining`), which sends nothing else.
 REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
 
+# How the last model, and the refined one, answer the tests of each class, in tens.
+ANSWERS = frozenset({"answers", "answers-refined"})
+MOST_TOLD = 100  # classes of such a table
+
 # The usual test: the target alone tests the model and reports these numbers.
 TEST = Part(
     enters=Rule(MODEL),
     leaves=Rule(
         numbers=REFINED | {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
+        counts=ANSWERS,
     ),
 )
 

@@ -357,7 +357,7 @@ def folders(
     Raises:
         RunError: `root` or a target does not exist, or a poisoned site is not a source.
     """
-    found = domains(root, reading)
+    found = domains(root, reading, {target, *target.split(",")})
     targets = {target} if target in found else {*target.split(",")}
     if missing := sorted(targets - set(found)):
         names = ", ".join(found) or "nothing"

@@ -3,10 +3,27 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from fedda.files import keep_newest, keeping, partial_path, replacing
+from fedda import models
+from fedda.config import ModelConfig
+from fedda.errors import ConfigError, ModelError
+from fedda.files import (
+    encoding,
+    keep_newest,
+    keeping,
+    partial_path,
+    replacing,
+    states,
+    unmarked,
+    writing,
+)
+from fedda.models.export import export
+
+MODEL = ModelConfig(name="mlp", hidden="4")
 
 
 def test_a_file_replaces_the_old_one_once_it_is_complete(tmp_path: Path) -> None:
@@ -103,3 +120,60 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
         with keeping(path, private=private) as part:
             part.write_text("x")
         assert (path.stat().st_mode & 0o077 == 0) == private
+
+
+@pytest.mark.parametrize("opened", [replacing, lambda path: writing(path, "take another")])
+def test_what_is_no_file_is_written_to_as_it_is(tmp_path: Path, opened: Any) -> None:
+    pipe, got = tmp_path / "pipe", list[str]()
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: got.append(pipe.read_text()))
+    reader.start()
+    with opened(pipe) as part:
+        part.write_text("all")
+    reader.join()
+    assert got == ["all"] and pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
+
+
+def test_what_a_user_links_to_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    real, link = tmp_path / "shared" / "real.csv", tmp_path / "link.csv"
+    real.write_text("old")
+    link.symlink_to("shared/real.csv")
+    with writing(link, "take another") as part:
+        part.write_text("new")
+    assert link.is_symlink() and real.read_text() == "new"
+
+
+@pytest.mark.parametrize("write", ["model", "export"])
+def test_models_are_written_to_files_alone(tmp_path: Path, write: str) -> None:
+    pipe = tmp_path / "pipe.onnx"
+    os.mkfifo(pipe)
+    made = models.build(MODEL, (4,), 2, 0)
+    with pytest.raises(ModelError, match="is no file"):
+        if write == "export":
+            export(tmp_path / "model.safetensors", pipe)
+        models.save(pipe, made, config=MODEL, shape=(4,), classes=("a", "b"))
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a = 1\n", b"\xef\xbb\xbfa = 1\r\n", b"\xff\xfe" + "a = 1\n".encode("utf-16-le")],
+)
+def test_texts_of_windows_are_read(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(content)
+    assert file.read_text(encoding=encoding(file)) == "a = 1\n"
+    assert unmarked(content).decode().strip() == "a = 1"
+
+
+def test_an_account_without_a_home_has_to_say_where_its_state_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(ConfigError, match="--state-dir"):
+        states()

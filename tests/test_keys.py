@@ -3,6 +3,7 @@
 import ipaddress
 import ssl
 import stat
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -325,3 +326,21 @@ def test_a_request_never_replaces_a_key(tmp_path: Path) -> None:
     assert (tmp_path / "clinic-a").read_bytes() == before
     with pytest.raises(KeyFileError, match="cannot name a site"):
         keys.request(tmp_path, "../clinic-b")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda pem: pem.replace(b"\n", b"\r\n"),
+        lambda pem: b"\xef\xbb\xbf" + pem,
+        lambda pem: b"\xff\xfe" + pem.decode().encode("utf-16-le"),
+        lambda pem: ssl.PEM_cert_to_DER_cert(pem.decode()),
+    ],
+)
+def test_a_certificate_is_read_as_windows_writes_it(
+    made: Path, tmp_path: Path, written: Callable[[bytes], bytes]
+) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_bytes(written((made / "ca.crt").read_bytes()))
+    certificate.check_certificate(file)
+    ssl.create_default_context(cadata=certificate.pem(file).decode("ascii"))

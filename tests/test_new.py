@@ -1,5 +1,6 @@
 """`fedda new`: a study that runs as it is written."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -76,3 +77,28 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
 
 def test_paragraphs_of_help_are_joined_and_examples_kept() -> None:
     assert joined("A\n    b.\n\n      fedda run\n\n    C\n    d.") == "A b.\n\n  fedda run\n\nC d."
+
+
+def test_a_methods_package_is_what_the_page_shows_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun(Path("method"), "norms")
+    package = tmp_path / "fedda_norms" / "fedda_norms"
+    pyproject = (package.parent / "pyproject.toml").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "first-method.md").read_text()
+    assert f"# pyproject.toml\n{pyproject}```" in page
+    assert tomllib.loads(pyproject)["project"]["name"] == "fedda-norms"
+    code = "from fedda_norms import algorithm, client, strategy; print(algorithm.METHOD.name)"
+    path = os.pathsep.join([str(package.parent), *sys.path])
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.stdout == "norms\n", made.stderr
+    for odd in ("norms", "kd3a", "My Method", "a/b"):
+        begun(Path("method"), odd, code=1)
+    begun(Path("study"), "norms", code=1)

@@ -229,6 +229,26 @@ def test_numbers_of_tests_stay_if_the_policy_says_so(domains: list[Node], tmp_pa
     assert untouched(nodes[-1])
 
 
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [("", True), ("[leaving]\nclasses = false", False), ("[protect]\ntest-noise = 0.1", False)],
+)
+def test_answers_by_class_leave_with_the_last_test_if_they_may(
+    domains: list[Node], tmp_path: Path, policy: str, told: bool
+) -> None:
+    nodes = obeying(domains, policy, tmp_path)
+    bench = a_bench(nodes, "fedavg", rounds=2)
+    bench.begin()
+    sent = bench.strategy.packed(bench.model)
+    found = []
+    for round_ in (1, 2):
+        (request,) = bench.strategy.configure_evaluate(round_, sent, None, bench.grid)  # type: ignore[arg-type]
+        reply = bench.call(request)
+        found.append("answers" in dict(reply.content["metrics"]))
+        assert bench.strategy.aggregate_evaluate(round_, [reply]) is not None
+    assert found == [False, told]
+
+
 def test_at_other_hours_nothing_is_answered_not_even_what_a_site_offers(
     domains: list[Node], tmp_path: Path
 ) -> None:

@@ -167,6 +167,14 @@ def test_numbers_of_a_test_by_hand() -> None:
     assert tested.released("accuracy-ensemble", 0.66666, 30_000, 1, 0) == 0.667
 
 
+def test_answers_by_class_by_hand() -> None:
+    y = torch.tensor([0] * 25 + [1] * 31 + [2] * 9)
+    said = torch.tensor([0] * 19 + [1] * 6 + [1] * 31 + [2] * 9)
+    p = torch.eye(3)[said]
+    assert tested.answers(p, y, 10) == [10, 0, 0, 20, 0, 30, 0, 30, 0, 0, 0, 0]
+    assert tested.answers(p, y, 1) == [19, 6, 0, 25, 0, 31, 0, 31, 0, 0, 9, 9]
+
+
 def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> None:
     drawn = [tested.released("loss", 5.0, 40, 10, 0.05) for _ in range(400)]
     assert len({*drawn}) > 50

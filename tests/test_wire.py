@@ -1,6 +1,7 @@
 """The wire contract: packing loses nothing, and whatever is not listed is refused by name."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedda.wire import (
     ALIGN,
     DTYPES,
     MAX_ENTRIES,
+    TEST,
     Arrays,
     Entry,
     Kind,
@@ -245,6 +247,27 @@ def test_what_the_rule_lists_passes() -> None:
     )
     check({"model": pack(MODEL, Kind.MODEL, "float16")})
     check({"atoms": pack(ATOMS, Kind.ATOMS)})
+
+
+@pytest.mark.parametrize(
+    ("value", "classes", "passes"),
+    [
+        ([10, 0, 10, 0, 20, 20], 2, True),
+        ([10, 0, 10, 0, 20], 2, False),
+        ([10, 0, 10, 0, 20, -20], 2, False),
+        ([10, 0, 10, 0, 20, 20.5], 2, False),
+        ([10, 0, 10, 0, 20, True], 2, False),
+        (10, 2, False),
+        ([0] * 101 * 102, 101, False),
+        ([], 0, False),
+    ],
+)
+def test_answers_by_class_have_one_form(value: Any, classes: int, passes: bool) -> None:
+    about: Any = {"model": LAYOUT, "sites": 3, "where": "east", "classes": classes}
+    with nullcontext() if passes else pytest.raises(WireError, match="'answers' must be"):
+        TEST.leaves.check({}, {"answers": value}, **about)
+    with pytest.raises(WireError, match="no number 'answers'"):
+        RULE.check({}, {"answers": value}, **about)
 
 
 def test_an_array_without_a_layout_is_refused() -> None:

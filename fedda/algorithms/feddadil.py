@@ -409,7 +409,7 @@ METHOD = Method(
             layouts=layouts,
             test=Part(
                 replace(LEARN, numbers=TEST.enters.numbers),
-                Rule(numbers=TEST.leaves.numbers | HEADS),
+                replace(TEST.leaves, numbers=TEST.leaves.numbers | HEADS),
             ),
             test_layouts=test_layouts,
         ),

@@ -164,7 +164,6 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
-TOLD = TEST.leaves.numbers
 TRAINED = frozenset({"loss", "steps", "seconds", "refused/*"})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
@@ -199,10 +198,10 @@ def phases(adapt: Hop) -> tuple[Phase, ...]:
             {"train": fedavg.TRAIN},
             rounds=lambda options, rounds: min(1, options.epochs),
             # The target tests the sources' models together, as they came.
-            test=Part(Rule(MODELS), Rule(numbers=TOLD)),
+            test=Part(Rule(MODELS), TEST.leaves),
             prepares=True,
         ),
-        Phase("adapt", {"adapt": adapt}, test=Part(Rule(), Rule(numbers=TOLD))),
+        Phase("adapt", {"adapt": adapt}, test=Part(Rule(), TEST.leaves)),
     )
 
 

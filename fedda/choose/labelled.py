@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from scipy.stats import beta, binomtest
 
 from fedda.errors import DataError
+from fedda.files import encoding
 from fedda.train import generator
 
 if TYPE_CHECKING:
@@ -165,11 +166,12 @@ class Labels:
         """
         drawn = Drawn.read(folder)
         drawn.check(digests)
+        file = folder / LABELS
         try:
-            with (folder / LABELS).open(newline="", encoding="utf-8-sig") as file:
-                rows = list(csv.DictReader(file))
+            with file.open(newline="", encoding=encoding(file)) as lines:
+                rows = list(csv.DictReader(lines))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{folder / LABELS} cannot be read ({error}).") from None
+            raise DataError(f"{file} cannot be read ({error}).") from None
         return cls(replace(drawn, looks=drawn.looks + 1), rows, folder)
 
     def classes(self, names: Sequence[str]) -> list[int]:

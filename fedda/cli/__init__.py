@@ -28,6 +28,7 @@ from fedda.cli import (
     weights,
 )
 from fedda.cli import client as client_command
+from fedda.cli.exits import streams_end_clearly
 from fedda.cli.helped import HelpedGroup
 from fedda.flower.supported import refusal
 
@@ -71,13 +72,15 @@ app.command(hidden=True)(client_command.client)
 def main() -> None:
     """Entry point of `fedda`."""
     _refuse_other_flower()
-    app()
+    with streams_end_clearly():
+        app()
 
 
 def client() -> None:
     """Entry point of `fedda-client`."""
     _refuse_other_flower()
-    client_command.app()
+    with streams_end_clearly():
+        client_command.app()
 
 
 def _refuse_other_flower() -> None:

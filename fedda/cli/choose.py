@@ -103,7 +103,7 @@ def _without(plan: "Plan", words: Sequence[str]) -> None:
     from fedda.data import domains
 
     (target,) = plan.targets
-    place = domains(plan.data, plan.reading)[target]
+    place = domains(plan.data, plan.reading, plan.targets)[target]
     label = shlex.join(["fedda", "label", "--target", str(place), "--n", "50", "--out", "./labels"])
     echo(
         f"Without labels take FedAvg and AdaBN, refined: {_command(plan, plan.variants[0], words)}"
@@ -117,7 +117,7 @@ def _labels(plan: "Plan", folder: Path) -> "Labels":
     from fedda.data import domains
     from fedda.data.load import identities
 
-    place = domains(plan.data, plan.reading)[plan.targets[0]]
+    place = domains(plan.data, plan.reading, plan.targets)[plan.targets[0]]
     return Labels.read(folder, identities(place, "target", plan.reading))
 
 
@@ -149,7 +149,7 @@ def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
     from fedda.errors import RunError
 
     (target,) = plan.targets
-    place = domains(plan.data, plan.reading)[target]
+    place = domains(plan.data, plan.reading, plan.targets)[target]
     found = {}
     for variant in plan.variants:
         cells = [Cell(variant, target, seed) for seed in plan.seeds]

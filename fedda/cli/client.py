@@ -18,6 +18,7 @@ from fedda.cli.helped import HelpedCommand
 from fedda.cli.its_files import names_files, reading_of
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
 from fedda.errors import ConfigError, DataError, KeyFileError
+from fedda.files import states
 from fedda.halves import load
 from fedda.ops import certificate, keys, system
 from fedda.ops.address import address, host
@@ -156,7 +157,7 @@ def client(
                 f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
                 "no '/', and no '.' in front"
             )
-        state = (state_dir or _default_state(name)).absolute()
+        state = (state_dir or states() / name).absolute()
         config: dict[str, bool | int | float | str] = {
             "role": role,
             "name": name,
@@ -301,11 +302,6 @@ def _default_name(data: Path, key: Path | None) -> str:
     if key is not None:  # a folder may be called after what nobody else should know
         return key.name.removesuffix(".key")
     return data.stem if data.is_file() else data.name
-
-
-def _default_state(name: str) -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "fedda" / name
 
 
 def _summary(description: "Description") -> str:

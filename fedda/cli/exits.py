@@ -1,8 +1,10 @@
 """How a command ends on an error that the user can correct: one sentence and an exit code."""
 
+import errno
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import typer
 
@@ -11,6 +13,7 @@ from fedda.ops.proxies import loopback_is_direct
 from fedda.results.plainly import echo
 
 KEY_TROUBLE, INTERRUPTED = 3, 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room to write more
 
 
 @contextmanager
@@ -20,10 +23,11 @@ def clear_exit() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise
-        path = os.fsdecode(error.filename)
-        echo(f"error: {path} cannot be used ({error.strerror}); give another", err=True)
+        where = os.fsdecode(error.filename or "the folder or file that is written")
+        advice = "make room there" if error.errno in FULL else "give another"
+        echo(f"error: {where} cannot be used ({error.strerror}); {advice}", err=True)
         raise typer.Exit(1) from None
     except FeddaError as error:
         echo(f"error: {error}", err=True)
@@ -38,3 +42,22 @@ def interruptible(text: str) -> Iterator[None]:
     except KeyboardInterrupt:
         echo(f"\n{text}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def streams_end_clearly() -> Iterator[None]:
+    """End a whole program with a sentence where its output goes to a file whose disk is full."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (*FULL, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python flushes it once more
+        if error.errno != errno.EPIPE:
+            with suppress(OSError):
+                echo(f"error: the output cannot be written ({error.strerror}); make room", err=True)
+        sys.exit(1)

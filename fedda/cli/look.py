@@ -91,7 +91,8 @@ def _simulated(
     from fedda.data import domains
     from fedda.halves import load
 
-    found, targets = domains(root, reading), {*target.split(",")} - {""}
+    targets = {*target.split(",")} - {""}
+    found = domains(root, reading, targets)
     if len(found) < 2:
         raise RunError(
             f"{root} has {len(found)} sites ({', '.join(found) or 'none'}), and 2 are needed to "

@@ -1,6 +1,7 @@
-"""`fedda new`: a small study of one's own, to begin with and to change."""
+"""`fedda new`: a small study, or a method, of one's own, to begin with and to change."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from string import Template
@@ -10,7 +11,7 @@ import typer
 
 from fedda.cli.demo import SETTINGS, TARGET
 from fedda.cli.exits import clear_exit
-from fedda.errors import DataError
+from fedda.errors import ConfigError, DataError
 from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 
@@ -79,13 +80,76 @@ What `python study.py` prints, within a point or two, after about a minute on tw
 """
 
 
+# A package with a method: FedAvg's, until its files are changed.
+PYPROJECT = Template("""\
+[build-system]
+requires = ["setuptools>=80"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "fedda-$name"
+version = "0.1.0"
+dependencies = ["fedda"]
+
+[project.entry-points."fedda.methods"]
+$name = "$package"
+
+[tool.setuptools]
+packages = ["$package"]
+""")
+METHOD_FILES = {
+    "__init__.py": "",
+    "algorithm.py": '''\
+"""What $name is called, its settings, its formulas, and what may cross the wire."""
+
+from fedda.algorithms import fedavg
+from fedda.methods import Method
+
+
+class Config(fedavg.Config):
+    """FedAvg's setting; write own ones here: a name, a type, a default, and a text below."""
+
+
+METHOD = Method("$name", "$name", Config, fedavg.METHOD.phases)
+''',
+    "strategy.py": '''\
+"""The server's half: what it sends, and what it makes of the replies."""
+
+from fedda.strategies.fedavg import FedAvg
+
+
+class Strategy(FedAvg):
+    """The sources' weighted mean."""
+
+
+STRATEGY = Strategy
+''',
+    "client.py": '''\
+"""The sites' half: a class for each part, a function for each hop."""
+
+from fedda.clients import fedavg
+
+Target = fedavg.Target
+
+
+class Source(fedavg.Source):
+    def loss_of(self, indices):
+        """The loss of a mini-batch's images."""
+        return super().loss_of(indices)
+''',
+}
+
+
 def new(
-    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR|method")],
+    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default=False)] = "",
     data: Annotated[Path | None, typer.Option(exists=True, file_okay=False)] = None,
     target: str = "",
     preset: str = "",
 ) -> None:
     """Begin a study of your own: settings, a short script, and a README that says what to type.
+
+    Or a method of your own: a package with its three short files, which can be installed.
 
     With the demo's digits, to see how it works, or with your own data:
 
@@ -93,16 +157,50 @@ def new(
 
       fedda new study --data ./clinics --target north --preset photos
 
+      fedda new method norms
+
     Then `cd study` and `python study.py`. Everything there is yours to change.
 
     Options:
-        directory: The study's folder; it must not exist yet.
+        directory: The study's folder; it must not exist yet. Or the word method.
+        name: The method's name; its package is written to fedda_NAME.
         data: A folder with a folder or file per site. Default: the demo's digits.
         target: With --data: the site whose labels nobody uses.
         preset: With --data: a preset, such as photos, vectors or table.
     """
     with clear_exit():
-        echo(begin(directory, data, target, preset))
+        if name and str(directory) != "method":
+            raise ConfigError(
+                f"{name} has no place here; to begin a method: fedda new method {name}"
+            )
+        echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
+
+
+def begin_method(where: Path, name: str) -> str:
+    """Write a package with a method of a name -> what to do next, as text.
+
+    Raises:
+        ConfigError: the name cannot be a method's, or is one's.
+        DataError: the folder exists.
+    """
+    from fedda.plugins import METHOD_NAME, TAKEN, methods
+
+    if not re.fullmatch(METHOD_NAME, name) or name in {*methods(), *TAKEN}:
+        raise ConfigError(
+            f"{name!r} is a method already, or no name for one; give one of small letters, digits "
+            "and dashes that `fedda methods` does not list."
+        )
+    package = f"fedda_{name.replace('-', '_')}"
+    folder = where / package
+    if folder.exists():
+        raise DataError(f"{folder} exists; choose another name, or move it away.")
+    (folder / package).mkdir(parents=True)
+    for file, text in {"../pyproject.toml": PYPROJECT.template, **METHOD_FILES}.items():
+        made = Template(text).substitute(name=name, package=package)
+        (folder / package / file).write_text(made)
+    return (
+        f"a method is in {folder}; next: pip install -e {folder}, then fedda run {name} --simulate"
+    )
 
 
 def begin(directory: Path, data: Path | None = None, target: str = "", preset: str = "") -> str:
@@ -122,7 +220,7 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
         chosen, target, preset = DIGITS, TARGET, ""
         words = "-c input.size=16 -c input.channels=1"
     else:
-        known = domains(data)
+        known = domains(data, targets=[target])
         if target not in known:
             found = f"'{target}' is none of its sites" if target else "--target names no site"
             raise DataError(f"{data}: {found}; give --target as one of {', '.join(known)}.")

@@ -1,6 +1,5 @@
 """`fedda policy`: write and check a site's policy, see its budgets, read the site's audit log."""
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from rich.table import Table
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
+from fedda.files import states
 from fedda.halves import load
 from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import CROSSED
@@ -213,7 +213,7 @@ def _state(given: Path | None) -> Path:
     """
     if given is not None:
         return given.absolute()
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "fedda"
+    base = states()
     found = [path for path in base.glob("*") if path.is_dir()] if base.is_dir() else []
     if len(found) != 1:
         raise ConfigError(f"{base} holds {len(found)} clients' folders; choose with --state-dir")

@@ -12,7 +12,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
-from fedda.files import replacing, writing
+from fedda.files import writing
 from fedda.halves import load
 from fedda.results.plainly import cell, echo
 from fedda.results.read import RESULTS, adapted_elsewhere, model_file
@@ -71,8 +71,7 @@ def predict(
 def write(found: Iterator[list[str]], out: Path) -> None:
     """Write predictions to a file, the heading first, and say how many."""
     with (
-        writing(out, "give another file by --out"),
-        replacing(out) as part,
+        writing(out, "give another file by --out") as part,
         part.open("w", newline="", encoding="utf-8") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")

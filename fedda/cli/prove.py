@@ -13,7 +13,7 @@ from fedda import __version__
 from fedda.audits.finding import Audit
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
-from fedda.files import replacing, writing
+from fedda.files import writing
 from fedda.halves import load
 from fedda.results import read
 from fedda.results.plainly import echo
@@ -106,6 +106,6 @@ class Proof:
     def _write(self, page: Path, html: str, table: str) -> None:
         more = page.with_suffix(".json")
         for path, text in ((page, html), (more, table)):
-            with writing(path, "give another file by --evidence"), replacing(path) as part:
+            with writing(path, "give another file by --evidence") as part:
                 part.write_text(text, encoding="utf-8")
         echo(f"evidence: {page} and {more}", err=True)

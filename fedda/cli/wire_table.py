@@ -97,7 +97,7 @@ def _parts_together(
 def _text(rule: Rule) -> str:
     arrays = [_named(name, kind) for name, kind in rule.arrays.items()]
     arrays += [f"[{_named(name, kind)}]" for name, kind in rule.optional.items()]
-    parts = [", ".join(arrays), _listed(sorted(rule.numbers))]
+    parts = [", ".join(arrays), _listed(sorted(rule.numbers)), _listed(sorted(rule.counts))]
     return "; ".join(part for part in parts if part) or "nothing"
 
 

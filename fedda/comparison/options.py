@@ -68,7 +68,7 @@ def plan_of(
         ConfigError: seeds or percents are malformed.
         RunError: there are no such domains.
     """
-    known = list(domains(data, reading))
+    known = list(domains(data, reading, target.split(",")))
     if len(known) < 2:
         raise RunError(
             f"{data} holds {' and '.join(known) or 'no domain'}; a comparison needs a target and "

@@ -14,6 +14,7 @@ is the number of it among those of its own file (`numbered`), which never leaves
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,21 @@ logger = logging.getLogger("fedda.data")
 
 
 def number(value: Any) -> float | None:
-    """A cell's number, NaN where it is a gap; None if it is neither."""
+    """A cell's number, NaN where it is a gap; None if it is neither.
+
+    1_7 is a code, such as of a ward and a bed, though Python takes it for 17.
+    """
     try:
-        return float(value)
+        if not _is_code(value):
+            return float(value)
     except (TypeError, ValueError):
-        is_gap = value is None or (isinstance(value, str) and value.strip().lower() in _GAPS)
-        return math.nan if is_gap else None
+        if value is None or str(value).strip().lower() in _GAPS:  # also pandas' NA and NaT
+            return math.nan
+    return None
+
+
+def _is_code(value: Any) -> bool:
+    return (isinstance(value, str) and "_" in value) or (isinstance(value, bytes) and b"_" in value)
 
 
 class ColumnCells:
@@ -106,11 +116,11 @@ def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray | list[float | No
     """Cells as numbers, NaN at gaps -> float64 (n,); where some are neither, `number` of each."""
     if isinstance(values, np.ndarray):
         return values
-    try:
-        return np.fromiter(map(float, values), np.float64, len(values))
-    except (TypeError, ValueError):
-        found = [number(value) for value in values]
-        return found if None in found else np.array(found, np.float64)
+    with suppress(TypeError, ValueError):
+        if not any(map(_is_code, values)):
+            return np.fromiter(map(float, values), np.float64, len(values))
+    found = [number(value) for value in values]
+    return found if None in found else np.array(found, np.float64)
 
 
 def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:

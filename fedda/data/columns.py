@@ -32,6 +32,7 @@ from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.optional import needed
 from fedda.errors import DataError
+from fedda.files import encoding
 
 MANIFEST = "manifest.csv"
 SPLITS = ("train", "test")
@@ -199,7 +200,7 @@ def _saved(folder: Path, inside: Inside) -> tuple[list[Path], str | None]:
 def _json(file: Path, inside: Inside) -> dict[str, Any]:
     inside.check(file)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding=encoding(file)))
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read ({error}): save the data set again") from error
     return found if isinstance(found, dict) else {}
@@ -388,7 +389,8 @@ def _chosen(file: Path, there: Sequence[str], wanted: Sequence[str]) -> list[str
     if twice := [name for name in names if many[name] > 1]:
         raise DataError(
             f"{file} has {many[twice[0]]} columns {twice[0]}, and only one can be meant: "
-            f"keep that one, or rename the others"
+            "keep that one, or rename the others; if its first row holds values and no names of "
+            "columns, write a row of names above it"
         )
     return names
 
@@ -405,7 +407,7 @@ def _of_csv(
 ) -> Iterator[Mapping[str, Cells]]:
     """The parts of a CSV file; where semicolons separate columns, a number's comma is decimal."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        with file.open(newline="", encoding=encoding(file)) as stream:
             there, rows = _rows_of(stream)
             there = _ours(there, reading)
             place = _places(there)
@@ -461,7 +463,7 @@ def headings(file: Path, reading: Reading | None = None) -> tuple[str, ...]:
     """The names of a file's columns: fedda's, or without a reading its own; none if unreadable."""
     try:
         if file.suffix.lower() == ".csv":
-            with file.open(newline="", encoding="utf-8-sig") as stream:
+            with file.open(newline="", encoding=encoding(file)) as stream:
                 names = _rows_of(stream)[0]
         else:
             needed("pyarrow", "parquet", f"{file} is a parquet file, which")
@@ -474,7 +476,7 @@ def headings(file: Path, reading: Reading | None = None) -> tuple[str, ...]:
 def samples_of(file: Path) -> dict[str, str]:
     """The first row of a CSV file's columns, by the file's own names; empty if it has none."""
     try:
-        with file.open(newline="", encoding="utf-8-sig") as stream:
+        with file.open(newline="", encoding=encoding(file)) as stream:
             there, rows = _rows_of(stream)
             first = next(filter(None, rows), [])
             if rows.dialect.delimiter == ";":

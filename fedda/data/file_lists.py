@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from fedda.data.naming import listed
 from fedda.errors import DataError
+from fedda.files import encoding
 
 ENDING = ".txt"
 
@@ -44,7 +45,7 @@ def lines(file: Path) -> list[Line]:
         DataError: it cannot be read, a line is none of a list, or there are none.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = file.read_text(encoding=encoding(file))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read ({error}): a text file is needed") from error
     found = []

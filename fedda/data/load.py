@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -337,12 +337,15 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
     return ArrayFile(archives[0], reading)
 
 
-def domains(root: Path, reading: Reading = AS_IT_IS) -> dict[str, Path]:
+def domains(
+    root: Path, reading: Reading = AS_IT_IS, targets: Collection[str] = ()
+) -> dict[str, Path]:
     """Return a folder's domains: its subfolders and the files that a site can be, by name.
 
     Args:
         root: the folder.
         reading: names of tables' columns.
+        targets: the sites whose tables need no labels.
 
     Raises:
         RunError: the folder does not exist, or two domains have one name.
@@ -350,7 +353,7 @@ def domains(root: Path, reading: Reading = AS_IT_IS) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in _visible(root):
         name = path.name if path.is_dir() else path.stem
-        can_be = path.is_dir() or _can_be_site(path, reading.at(name))
+        can_be = path.is_dir() or _can_be_site(path, reading.at(name), name in targets)
         if can_be and (other := found.setdefault(name, path)) is not path:
             raise RunError(
                 f"{root} has {other.name} and {path.name}, which would both be the site "
@@ -359,9 +362,9 @@ def domains(root: Path, reading: Reading = AS_IT_IS) -> dict[str, Path]:
     return found
 
 
-def passed_over(root: Path, reading: Reading = AS_IT_IS) -> str:
-    """A sentence about the files of a folder of domains that are none; empty if all are."""
-    used = {path.absolute() for path in domains(root, reading).values()}
+def passed_over(root: Path, reading: Reading = AS_IT_IS, targets: Collection[str] = ()) -> str:
+    """A sentence about the files of a folder of `domains` that are none; empty if all are."""
+    used = {path.absolute() for path in domains(root, reading, targets).values()}
     used |= {file for site in {*used} if site.is_dir() for file, _ in lists_of(site)}
     files = [path.name for path in _visible(root) if path.absolute() not in used]
     if not files:
@@ -375,12 +378,12 @@ def _visible(root: Path) -> list[Path]:
     return [path for path in sorted(root.iterdir()) if not path.name.startswith(".")]
 
 
-def _can_be_site(file: Path, reading: Reading) -> bool:
+def _can_be_site(file: Path, reading: Reading, is_target: bool) -> bool:
     """Whether a file is one of arrays, a table, or for a reader of another package."""
     ending = file.suffix.lower()
     if ending in (".npz", *hdf5.ENDINGS):
         return True
     if ending in FILES:
         images = {*IMAGES} & {*headings(file, reading)}
-        return bool(images) or number_table.can_be_site(file, reading)
+        return bool(images) or number_table.can_be_site(file, reading, is_target)
     return added(file) is not None

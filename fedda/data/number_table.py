@@ -19,7 +19,7 @@ the labels, where these are asked for, are small and are remembered while the fi
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,11 +33,12 @@ from fedda.data.columns import FILES, IMAGES, KEYS, SPLITS, headings, parts_of, 
 from fedda.data.form import Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
-from fedda.data.naming import listed
+from fedda.data.naming import listed, plain
 from fedda.data.npz import Npz
 from fedda.data.odd_values import OddColumns
 from fedda.errors import DataError
 
+_SPECTRUM = 8  # columns of which names that are numbers and rise are wavelengths or the like
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas calls row numbers in a file
 
 
@@ -50,10 +51,10 @@ def file_of(path: Path, reading: Reading) -> Path | None:
     return parts[0][0] if there and not _of_images(there, reading) else None
 
 
-def can_be_site(file: Path, reading: Reading) -> bool:
-    """Whether a CSV or parquet file beside others is a site's table of numbers."""
+def can_be_site(file: Path, reading: Reading, is_target: bool = False) -> bool:
+    """Whether a CSV or parquet file beside others is a site's table; a target's has no labels."""
     there, named = headings(file, reading), {*reading.values}
-    if _of_images(there, reading) or not ("label" in there or named & {*there}):
+    if _of_images(there, reading) or not (is_target or "label" in there or named & {*there}):
         return False
     first = samples_of(file).items()  # of a parquet file nothing
     own = {reading.named.get(name, name) for name in ("label", "split", *KEYS)}
@@ -149,6 +150,11 @@ class NumberTable(Npz):
 
     def odd_columns(self, x: str, y: Tensor | None) -> list[str]:
         found, odd = [], OddColumns(len(self._names), y)
+        if self._names_are_values():
+            found.append(
+                f"the first row, {listed(headings(self.path), 12)}, seems to hold values and no "
+                "names of columns, and is left out as if it did: write a first row of names"
+            )
         if passed := [name for name in self._indices if name not in self._names]:
             found.append(
                 f"the column {listed([repr(name) for name in passed])} has row numbers, as pandas "
@@ -169,8 +175,22 @@ class NumberTable(Npz):
                 )
         return found
 
+    def _names_are_values(self) -> bool:
+        """Whether the table seems to have no heading, so that its first example is taken for one.
+
+        Columns that are counted have such names, too, and those of a spectrum, which rise.
+        """
+        if any(plain(name) in map(plain, its) for name, its in self.texts.items()):
+            return True
+        numbers = [n for n in map(number, headings(self.path)) if n is not None and n == n]
+        counted = all(n == i + numbers[0] for i, n in enumerate(numbers))
+        rise = len(numbers) > _SPECTRUM and all(a < b for a, b in pairwise(numbers))
+        return 2 * len(numbers) > len(self._names) and not (counted or rise)
+
     def unlabelled(self, x: str) -> DataError:
         there, advice = headings(self.path, self._reading_of), self._advice("label=diagnosis")
+        if self._names_are_values():
+            advice = f"{advice} (after a row of names was written above the first, of values)"
         return DataError(
             f"{self.path} has no column label (it has {listed(there, 12)}), but a source needs "
             f"labels: name them with {advice}, or let the site be a target (--role target)"

@@ -321,6 +321,11 @@ def _of_8_bits(
             f"{file} has 16 bits of each colour, or transparency beside 16 bits of gray, to which "
             f"--gray-bits and a window do not apply: convert it to 8 bits, or to gray alone"
         )
+    if samples.is_veiled(image):
+        raise DataError(
+            f"{file} is half transparent almost everywhere, as where a band such as near infrared "
+            "is stored as transparency: save red, green and blue alone"
+        )
     return on_white(image), None
 
 

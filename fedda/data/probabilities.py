@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedda.data.naming import listed
+from fedda.files import encoding
 from fedda.results.plainly import cell
 
 Rows = tuple[tuple[str, ...], Mapping[str, Tensor]]  # the classes, and by an example's key (C,)
@@ -37,7 +38,7 @@ def _by_key(names: Sequence[str], p: Sequence[Tensor] | Tensor) -> dict[str, Ten
 
 
 def _read_csv(file: Path, names: Sequence[str]) -> Rows:
-    with file.open(newline="", encoding="utf-8-sig") as stream:
+    with file.open(newline="", encoding=encoding(file)) as stream:
         table = csv.reader(stream)
         heads = next(table, [])
         columns = [i for i, head in enumerate(heads) if head.startswith("p_")]

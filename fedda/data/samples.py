@@ -22,6 +22,9 @@ CUT = 48  # bits of colours, or of gray with transparency, of which the high byt
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _PLANAR, _PREDICTOR, _FORMAT = (
     *(258, 259, 262, 284, 317, 339),
 )  # TIFF's tags
+_SAMPLES, _EXTRA = 277, 338
+_COLOURS = {0: 1, 1: 1, 3: 1, 5: 4}  # samples of a pixel's colour, by _PHOTOMETRIC; else 3
+_ALPHA = {(1,), (2,)}  # the only extra sample is transparency
 _UNPREDICTED = (1, 32773)  # compressions that take no predictor: none and PackBits
 
 
@@ -44,10 +47,17 @@ class Deep(NamedTuple):
 def fault(image: Image.Image) -> str:
     """What of an image's format is read wrongly, as the rest of a sentence; empty if nothing is."""
     bits, odd = _sample_bits(image), ""
+    colours = _COLOURS.get(_tag(image, _PHOTOMETRIC, 1), 3)
+    bands = max(_tag(image, _SAMPLES, 1), len(bits))
     if image.format == "PNG" and is_cut(image) and "transparency" in image.info:
         odd = "one transparent colour of 16 bits"
     elif image.format != "TIFF":
         return ""
+    elif bands > colours and _tag(image, _EXTRA, ()) not in _ALPHA:
+        return (
+            f"has {bands} bands, and those beyond the first {colours} would be left out: save an "
+            "image of gray or of red, green and blue, or give the bands' values as vectors"
+        )
     elif 2 in _tag(image, _FORMAT, (1,)) and max(bits) <= 8:
         odd = "signed samples of 8 bits"
     elif len(bits) > 1 and _tag(image, _PLANAR, 1) == 2 and (max(bits) > 8 or len(bits) == 2):
@@ -55,6 +65,14 @@ def fault(image: Image.Image) -> str:
     elif _tag(image, _PREDICTOR, 1) != 1 and _tag(image, _COMPRESSION, 1) in _UNPREDICTED:
         odd = "a predictor without a compression that has one"
     return f"has {odd}, which is not read: convert it to a PNG of 8 bits" if odd else ""
+
+
+def is_veiled(image: Image.Image) -> bool:
+    """Whether most of an image is half transparent, here more and there less, as by a band."""
+    if image.mode not in ("LA", "RGBA"):
+        return False
+    counts = image.getchannel("A").histogram()
+    return sum(counts[1:-1]) * 2 > sum(counts) > max(counts)
 
 
 def is_wide(image: Image.Image) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedda.data.sets import Labelled, Unlabelled
 from fedda.errors import DataError
+from fedda.files import writing
 
 _MOST_ROWS = 100  # classes on one sheet
 _INCHES = 0.6  # per image
@@ -73,9 +74,5 @@ def _draw(sheet: np.ndarray, names: list[str], title: str, out: Path, columns: i
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    try:
-        figure.savefig(out, format="png", bbox_inches="tight", pad_inches=0.1)
-    except OSError as error:
-        raise DataError(
-            f"{out} cannot be written ({error.strerror}): give another file with --out"
-        ) from error
+    with writing(out, "give another file with --out") as part:
+        figure.savefig(part, format="png", bbox_inches="tight", pad_inches=0.1)

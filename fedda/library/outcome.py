@@ -193,9 +193,11 @@ class Model:
         import numpy as np
 
         from fedda import models
+        from fedda.models.modes import plain_modes
 
-        parts = self._parts(images, batch)
-        return np.concatenate([models.predict(self.network, x, batch).numpy() for x in parts])
+        with plain_modes():
+            parts = self._parts(images, batch)
+            return np.concatenate([models.predict(self.network, x, batch).numpy() for x in parts])
 
     def _parts(self, images: Any, batch: int) -> Any:
         """The examples in the model's shape, some at a time."""

@@ -7,7 +7,6 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -21,6 +20,8 @@ from fedda.config import is_site_name
 from fedda.data import categories, naming
 from fedda.data.pixels import on_white
 from fedda.errors import DataError, RunError
+
+from .program_tables import columns_of, frame, unmasked
 
 CONTENTS = ".contents.json"  # beside the files: a digest of each
 
@@ -70,6 +71,11 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
     parts = {name: _site(name, value) for name, value in data.items() if name not in links}
     for name in parts.keys() & set(targets):
         parts[name] = (replace(parts[name][0], y=None), parts[name][1])
+    first = next((train.columns for train, _ in parts.values() if train.columns), ())
+    parts = {
+        name: (_in_order(train, first), test and _in_order(test, first))
+        for name, (train, test) in parts.items()
+    }
     known = _classes(train for train, _ in parts.values())
     arrays = {name: _arrays(name, *site, known) for name, site in parts.items()}
     contents = {name: _digest(found) for name, found in arrays.items()}
@@ -83,6 +89,13 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
         link.unlink(missing_ok=True)
         link.symlink_to(path)
     return place
+
+
+def _in_order(split: Split, columns: tuple[str, ...]) -> Split:
+    """The same examples with their columns in this order, if they are the same columns."""
+    if split.columns == columns or sorted(split.columns) != sorted(columns):
+        return split
+    return replace(split, x=split.x[:, [*map(split.columns.index, columns)]], columns=columns)
 
 
 def images(x: Any, whose: str) -> np.ndarray:
@@ -119,7 +132,7 @@ def images(x: Any, whose: str) -> np.ndarray:
 def as_array(x: Any) -> Any:
     """Arrays as numpy's or torch's; images of Pillow as gray or RGB, whatever their mode is.
 
-    What a table of pandas calls missing is NaN.
+    What a table calls missing, or an array masks, is NaN.
     """
     if columns_of(x):
         return _numbers(x)[0]
@@ -128,55 +141,32 @@ def as_array(x: Any) -> Any:
         return np.asarray(x if known else on_white(x).convert("RGB"))
     if isinstance(x, list | tuple) and any(isinstance(each, Image.Image) for each in x):
         return np.stack([as_array(each) for each in x])
+    if isinstance(x, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in x):
+        x = np.ma.stack(x)
+    x = unmasked(x)
     return x if isinstance(x, torch.Tensor) else np.asarray(x)
 
 
-def columns_of(x: Any) -> tuple[str, ...]:
-    """The names of the columns of a table of pandas or the like; of all else none."""
-    return tuple(map(str, x.columns)) if hasattr(x, "to_numpy") and hasattr(x, "columns") else ()
-
-
-def _frame(x: Any, whose: str) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
-    """A table of pandas as numbers (N, d), NaN where one is missing; its columns of texts.
+def _numbers(
+    x: Any, names: Sequence[str] = (), coded: Sequence[str] = ()
+) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
+    """What `frame` makes of a table for a model of these columns, which codes all texts.
 
     Raises:
-        DataError: a column has neither numbers nor a few texts.
+        DataError: it does not, or as `frame`.
     """
-    with suppress(TypeError, ValueError):  # of texts
-        return x.to_numpy(dtype=np.float64, na_value=np.nan), {}
-    found, texts = [], {}
-    for i, name in enumerate(columns_of(x)):
-        column = x.iloc[:, i]
-        try:
-            numbers, its = categories.numbered([*column.astype(object).where(column.notna(), None)])
-        except ValueError as error:
-            raise DataError(
-                f"{whose} has {str(column.iloc[error.args[0]])[:40]!r} in its column "
-                f"{naming.escaped(name)}: numbers, or a few texts without commas, are needed"
-            ) from None
-        found.append(numbers)
-        texts |= {name: its} if its else {}
-    return np.stack(found, axis=1), texts
-
-
-def _numbers(x: Any, coded: Sequence[str] = ()) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
-    """What `_frame` makes of a table for a model of these columns, which codes all texts.
-
-    Raises:
-        DataError: it does not, or as `_frame`.
-    """
-    numbers, texts = _frame(x, "the table")
+    numbers, texts = frame(x, "the table", names)
     parts = [categories.listed_as(*each) for each in texts.items()]
     categories.check_coded("the table", parts, coded)
     return numbers, texts
 
 
 def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
-    """A table of pandas with the columns that a model takes, in their order; all else as it is.
+    """Of a table the columns that a model takes, in their order (N, d); all else as it is.
 
     Args:
         x: the table.
-        columns: the model's; if they are coded, an array of them is the answer.
+        columns: the model's.
         fills: whether gaps are filled.
 
     Raises:
@@ -197,10 +187,9 @@ def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
             f"the table has two columns {naming.quoted(twice[0])}, and the model takes one: "
             "give it the one that is meant"
         )
-    chosen = x.iloc[:, [place[name] for name in columns]]
     if columns == tuple(wanted):
-        return chosen
-    numbers, texts = _numbers(chosen, wanted)
+        return _numbers(x, columns)[0]
+    numbers, texts = _numbers(x, columns, wanted)
     coding = categories.Coding(columns, wanted, texts, "the table", fills)
     return torch.cat([*coding.every(iter([torch.from_numpy(numbers).float()]))])
 
@@ -209,9 +198,11 @@ def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
     highest = 1 if array.dtype.kind in "fb" else 255
-    if not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= highest):
+    finite = np.isfinite(array).all()
+    if not (finite and array.min() >= 0 and array.max() <= highest):
+        span = f"from {array.min():g} to {array.max():g}" if finite else "masked or not finite"
         raise DataError(
-            f"{whose} has values from {array.min():g} to {array.max():g}: give images as whole "
+            f"{whose} has values {span}: give images as whole "
             "numbers from 0 to 255 or as floats from 0 to 1, before any normalisation"
         )
     return np.rint(array * 255).astype(np.uint8) if highest == 1 else array.astype(np.uint8)
@@ -240,10 +231,12 @@ def _site(name: str, given: Any) -> tuple[Split, Split | None]:
 def _pair(name: str, x: Any, y: Any) -> Split:
     columns, texts = columns_of(x), dict[str, Sequence[str]]()
     if columns:
-        x, texts = _frame(x, f"x of {name}")
+        x, texts = frame(x, f"x of {name}")
     found = images(x, f"x of {name}")
     if y is None:
         return Split(found, None, columns=columns, texts=texts)
+    if isinstance(y, np.ma.MaskedArray):
+        y = np.where(np.ma.getmaskarray(y), None, y.data)
     try:
         array = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     except ValueError:  # some are lists

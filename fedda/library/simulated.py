@@ -73,7 +73,7 @@ def execute(
         seen = config.input.model_copy(update={"window": f"{reading.gray_bits} bits"})
         config = config.model_copy(update={"input": seen})
     root = Path(launch.simulate)
-    if odd := passed_over(root, reading):
+    if odd := passed_over(root, reading, {launch.target, *launch.target.split(",")}):
         say(odd)
     found = local.folders(root, launch.target, poison, launch.threads, reading)
     sites = [site | reading.at(site["name"]).flat() for site in found]

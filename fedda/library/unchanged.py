@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedda.halves import load
+from fedda.models.modes import plain_modes
 
 _LOGGERS = ("flwr", "fedda", "fedda.site", "fedda.server", "torch.onnx")
 
@@ -30,7 +31,7 @@ def unchanged() -> Iterator[None]:
     cudnn: Any = torch.backends.cudnn
     chosen = cudnn.deterministic, cudnn.benchmark
     try:
-        with load("server", "simulation").identity():
+        with load("server", "simulation").identity(), plain_modes():
             yield
     finally:
         load("clients", "site.memory").resident.cache_clear()

@@ -66,6 +66,8 @@ def export(source: Path, out: Path) -> Exported:
         ModelError: the model cannot be read, a package is missing, the file cannot be written, or
             its probabilities differ from the model's.
     """
+    if out.exists() and not out.is_file():
+        raise ModelError(f"{out} is no file, and what is written is read again; give one by --out.")
     loaded, meta = models.load(source)
     model = Classifier(loaded).eval()
     about = {

@@ -1,7 +1,7 @@
 """Modes of a model: evaluation, and BatchNorm with the statistics of the current batch."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -90,3 +90,20 @@ def own_statistics(model: nn.Module, batches: Iterable[Tensor]) -> int:
             layer.running_mean.copy_(seen[layer].mean)
             layer.running_var.copy_(seen[layer].variance)
     return steps
+
+
+@contextmanager
+def plain_modes() -> Iterator[None]:
+    """Compute as in a process of its own, whatever modes of torch the program is in."""
+    dtype = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != "cpu":  # not else, as it costs time at each call
+            stack.enter_context(torch.device("cpu"))
+        yield

@@ -20,6 +20,7 @@ from fedda.files import keeping
 
 from .backbone import backbone, frozen
 from .extension import Extension
+from .modes import plain_modes
 from .networks import Model, blank
 from .ready import has_weights
 
@@ -63,6 +64,8 @@ def save(
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
+    if path.exists() and not path.is_file():  # safetensors would replace a pipe or a device
+        raise ModelError(f"'{path}' is no file; give one to write the model to.")
     if len(classes) != model.head.out_features:
         raise ModelError(
             f"There are {len(classes)} class names for a model of {model.head.out_features} "
@@ -95,6 +98,7 @@ def save(
         ) from error
 
 
+@plain_modes()
 def load(path: str | Path) -> tuple[Model, Meta]:
     """Read a model that `save` wrote, on the CPU in evaluation mode, and its description.
 

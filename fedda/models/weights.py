@@ -1,5 +1,6 @@
 """Read pretrained weights: of an installed package, by torchvision's name, of timm, or a file."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def is_file(weights: str) -> bool:
 
 def _read(config: ModelConfig, fetch: bool) -> dict[str, Tensor]:
     if is_file(config.weights):
-        return _read_file(Path(config.weights).expanduser())
+        return _read_file(Path(os.path.expanduser(config.weights)))
     if config.name == LITE0:
         return _read_file(_packaged(config))
     return _of_torchvision(config, fetch)
@@ -106,7 +107,7 @@ def _of_timm(config: ModelConfig, size: tuple[int, ...], fetch: bool) -> dict[st
     """Weights of timm, converted to the network's layers and to the size of its images."""
     name = config.name.removeprefix(TIMM)
     if is_file(config.weights):
-        path = Path(config.weights).expanduser()
+        path = Path(os.path.expanduser(config.weights))
         if not path.is_file():
             raise ModelError(f"model.weights is '{path}', but there is no such file; correct it.")
     elif config.weights == "default":

@@ -9,6 +9,7 @@ Private files are readable by their owner only. Nothing here touches the network
 import ipaddress
 import os
 import re
+import ssl
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedda.errors import KeyFileError
+from fedda.files import unmarked
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -85,7 +87,7 @@ def check_certificate(path: Path, key: Path | None = None) -> None:
         KeyFileError: with the dates and what to do.
     """
     try:
-        certificate = x509.load_pem_x509_certificate(read(path, "certificate"))
+        certificate = x509.load_pem_x509_certificate(pem(path))
     except ValueError as error:
         raise KeyFileError(
             f"{path} is not a PEM certificate: make one with `fedda keys init`"
@@ -109,9 +111,19 @@ def check_certificate(path: Path, key: Path | None = None) -> None:
         )
 
 
+def pem(path: Path) -> bytes:
+    """A certificate as PEM, also of a file in the binary form (DER) that Windows writes.
+
+    Raises:
+        KeyFileError: the file cannot be read.
+    """
+    content = read(path, "certificate")
+    return ssl.DER_cert_to_PEM_cert(content).encode() if content[:1] == b"0" else content
+
+
 def read(path: Path, what: str) -> bytes:
     try:
-        return Path(path).read_bytes()
+        return unmarked(Path(path).read_bytes())
     except OSError as error:
         raise KeyFileError(
             f"the {what} {path} cannot be read ({error.strerror}): give the path of an existing "

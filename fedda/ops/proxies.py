@@ -1,5 +1,6 @@
 """Which proxy a program dials through: none to this machine, the environment's to others."""
 
+import ipaddress
 import os
 from importlib.util import find_spec
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from .address import Address
 HERE = ("localhost", "127.0.0.1", "::1")
 _dropped: dict[str, str] = {}  # of schemes that this installation cannot use, by variable
 
+_ranges: list[str] = []  # of NO_PROXY
+
 
 def loopback_is_direct() -> None:
     """Let no program that runs here, or that it starts, dial this machine through a proxy.
@@ -23,6 +26,8 @@ def loopback_is_direct() -> None:
     if named.strip() != "*":
         names = [name.strip() for name in named.split(",") if name.strip()]
         names += [name for name in HERE if name not in names]
+        _ranges.extend(name for name in names if "/" in name)
+        names = [name for name in names if not {*"/:"} <= {*name}]  # httpx ends at IPv6 ranges
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(names)
     for name, value in list(os.environ.items()):
         socks = value.lower().startswith("socks") and find_spec("socksio") is None
@@ -37,6 +42,10 @@ def proxy_to(address: Address, tls: bool) -> str:
         ConfigError: the environment names one that cannot be used.
     """
     if address.is_loopback or proxy_bypass(f"{address.host}:{address.port}"):
+        return ""
+    exempt = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    if any(_covers(pattern.strip(), address.host) for pattern in (*exempt, *_ranges)):
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*exempt, address.host])
         return ""
     kinds, found = ("https" if tls else "http", "all"), getproxies()
     lost = [name for name in (f"{kind}_proxy" for kind in kinds) if name in _dropped]
@@ -53,6 +62,16 @@ def proxy_to(address: Address, tls: bool) -> str:
 def named() -> bool:
     """Whether the environment names a proxy, used or not."""
     return bool(_dropped) or any(name != "no" for name in getproxies())
+
+
+def _covers(pattern: str, host: str) -> bool:
+    """Whether a part of NO_PROXY that httpx does not know covers a host: 10.0.0.0/8, *.hub.org."""
+    if pattern.startswith("*."):
+        return host.lower().endswith(pattern[1:].lower())
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(pattern.strip("[]"), strict=False)
+    except ValueError:
+        return False
 
 
 def _shown(proxy: str) -> str:

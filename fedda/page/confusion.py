@@ -1,9 +1,15 @@
-"""The target's confusion matrix: rows are true classes, columns are predicted classes."""
+"""The target's confusion matrix: rows are true classes, columns are predicted classes.
+
+Its exact counts are in the target's notes, if these are on this machine; what its last tests
+told of the classes, in tens, is in the results.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedda.results.read import answers
 
 from .html import Html, e, n
 from .noted import Noted
@@ -20,12 +26,28 @@ Counts = NDArray[np.float64]
 
 def confusions(run: RunSeries, noted: Noted) -> Html | None:
     """Draw a figure per method and target, for the last round."""
-    return grid(*(_one(run, noted, m, t) for m in run.methods for t in run.targets), pairs=True)
+    figures = [
+        _one(run, {} if which == "refined" else noted.confusions(m, t), m, t, which)
+        for m in run.methods
+        for t in run.targets
+        for which in ("last", "refined")
+    ]
+    return grid(*figures, pairs=True)
 
 
-def _one(run: RunSeries, noted: Noted, method: str, target: str) -> Html | None:
-    by_seed = noted.confusions(method, target)
-    if not by_seed:
+def _one(
+    run: RunSeries,
+    by_seed: dict[str, tuple[list[str], NDArray[np.int64]]],
+    method: str,
+    target: str,
+    which: str,
+) -> Html | None:
+    in_tens = not by_seed
+    if in_tens:
+        told = answers(run.results, method, which, target)
+        names = list(run.results.get("classes", ()))
+        by_seed = {seed: (names, np.array(each["counts"])) for seed, each in told.items()}
+    if not any(counts.any() for _, counts in by_seed.values()):
         return None
     classes = next(iter(by_seed.values()))[0]
     same = {seed: counts for seed, (names, counts) in by_seed.items() if names == classes}
@@ -40,10 +62,13 @@ def _one(run: RunSeries, noted: Noted, method: str, target: str) -> Html | None:
     rows = [[name, *map(_count, row)] for name, row in zip(classes, counts, strict=True)]
     numbers = table(["class", *classes], rows, label="Counts by class and prediction", open_=False)
     return figure(
-        f"{run.short(method)}: test at {target}, last round",
+        f"{run.short(method)}: test at {target}, {which.replace('last', 'last round')}",
         f"% of each class, {over}",
         e("div", picture, class_="wide"),
-        note(f"{right:.1f} % of {_count(total)} correct. {_worst(classes, counts, shares)}"),
+        note(
+            f"{right:.1f} % of {_count(total)} correct. {_worst(classes, counts, shares)}"
+            + " Counts are in tens, as they left the site; fewer than 10 count as none." * in_tens
+        ),
         folded("Counts", numbers) if len(classes) <= TABLE else None,
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedda.audits.finding import Audits
 from fedda.audits.finding import collect as audits_of
-from fedda.files import replacing, writing
+from fedda.files import writing
 from fedda.results.read import Results
 
 from .collaborators import collaborators
@@ -60,7 +60,7 @@ def write(results: Results, path: Path, run: Path, given: Sequence[Path] = ()) -
     """
     noted = collect(results, run, given)
     text = page(results, noted, audits_of(run))
-    with writing(path, "give another file by --html"), replacing(path) as part:
+    with writing(path, "give another file by --html") as part:
         part.write_text(text, encoding="utf-8")
     return path
 
@@ -124,9 +124,9 @@ def inside(run: RunSeries, noted: Noted) -> Html:
     missing = None
     if not (matrices or clouds):
         missing = note(
-            "Not shown, because features and confusion matrices never leave a site. Each site "
-            "writes its own under its --state-dir; on a machine that holds such a folder, add it "
-            "with fedda report RUN --site DIR."
+            "Not shown, because features and exact confusion matrices never leave a site. Each "
+            "site writes its own under its --state-dir; on a machine that holds such a folder, "
+            "add it with fedda report RUN --site DIR."
         )
     elif not matrices:
         missing = note(

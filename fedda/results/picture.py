@@ -59,10 +59,10 @@ def plot(results: read.Results, path: Path) -> Path:
         mean = " and ".join(read.counted(many[what], what) for what in several)
         note = f"lines: mean of {mean}; bands: lowest to highest {' and '.join(several)}"
         figure.supxlabel(note, fontsize=9, color=GRAY)
-    with writing(path, "choose another file with --png"), warnings.catch_warnings():
+    with writing(path, "choose another file with --png") as part, warnings.catch_warnings():
         # A site's name may have characters that the font lacks; matplotlib then draws boxes.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure.savefig(path, format="png")
+        figure.savefig(part, format="png")
     return path
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fedda.errors import ModelError, RunError
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
+ANSWERED = "answers"  # what its last test said of the answers to each class
 REFINED = "refined"  # a training's entry of what the target said of its last step
 ABOUT = "about.json"  # titles of the methods and defaults of the settings, for who shows the run
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
@@ -385,6 +386,35 @@ def mean_weights(
         site: statistics.fmean(w.get(site, 0.0) for w, absent in pairs if site not in absent)
         for site in sites
     }
+
+
+def answers(results: Results, method: str, which: str, target: str = "") -> dict[str, Any]:
+    """The tables of answers by class of a method's trainings, by seed.
+
+    Args:
+        results: the run's.
+        method: its name.
+        which: "last" or "refined".
+        target: of the trainings; without one all.
+
+    Returns:
+        Per seed its table: "counts" (C, C) and "tests" (C,).
+    """
+    return {
+        seed_of(results, t): t[ANSWERED][which]
+        for t in results["trainings"][method]
+        if which in (t.get(ANSWERED) or {}) and target in ("", t.get("target", target))
+    }
+
+
+def by_class(results: Results, method: str, which: str) -> list[float | None]:
+    """The accuracy of each class over all trainings of a method; None where tests are too few."""
+    tables = answers(results, method, which).values()
+    sums = [
+        (sum(t["counts"][c][c] for t in tables), sum(t["tests"][c] for t in tables))
+        for c in range(len(results["classes"]) if tables else 0)
+    ]
+    return [right / tests if tests else None for right, tests in sums]
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -26,6 +26,7 @@ def table(results: read.Results) -> RenderableType:
     """All tables and notes about a run, for a rich console."""
     report = read.summary(results)
     parts: list[RenderableType] = [_scores(report), *map(Text, _notes(report, results))]
+    parts += _by_class(results)
     if any(m["weights"] for m in report["methods"].values()):
         parts += ["", _weights(report, results["sites"])]
     parts += ["", _bytes(report), "", *_events(report), *_doubts(results)]
@@ -100,6 +101,26 @@ def _scores(report: dict[str, Any]) -> Table:
             style, indent = "dim", "  "
         shown.add_section()
     return shown
+
+
+def _by_class(results: read.Results) -> list[RenderableType]:
+    """The accuracy of each class at the target, of the last round and refined."""
+    found = {
+        f"{read.short_title(results, method)}{', refined' * (which == 'refined')}": accuracies
+        for method in results["trainings"]
+        for which in ("last", "refined")
+        if (accuracies := read.by_class(results, method, which))
+    }
+    if not found:
+        return []
+    shown = _table("accuracy in % by class (sites count in tens; a dash: fewer than 10 tests)")
+    shown.add_column("class")
+    for heading in found:
+        shown.add_column(escape(heading), justify="right")
+    for name, *values in zip(results["classes"], *found.values(), strict=True):
+        cells = (NOTHING if v is None else f"{100 * v:.0f}" for v in values)
+        shown.add_row(escape(read.printable(name)), *cells)
+    return [shown]
 
 
 def _notes(report: dict[str, Any], results: read.Results) -> list[str]:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda import flower
 from fedda.errors import KeyFileError, RunError
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from fedda.ops.proxies import loopback_is_direct
 
 from .registered import RegisteredKey, write
@@ -69,7 +69,7 @@ class Control:
         self._client = flower.ControlHttpClient.from_server_address(
             address,
             ca is None,
-            None if ca is None else ca.read_bytes(),
+            None if ca is None else certificate.pem(ca),
             interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="CLI")],
         )
 

@@ -97,6 +97,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         del os.environ[name]
     monkeypatch.setattr(proxies, "_dropped", {})
+    monkeypatch.setattr(proxies, "_ranges", [])
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -133,6 +134,27 @@ def test_hosts_that_the_environment_excepts_are_dialled_directly() -> None:
     os.environ["no_proxy"] = ""
     assert proxy_to(HUB, tls=True) == "http://proxy:3128"
     assert proxy_to(HUB, tls=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "direct"),
+    [
+        ("10.0.0.0/8", "10.20.30.40", True),
+        ("a.example.org, 10.0.0.0/8", "10.20.30.40", True),
+        ("10.0.0.0/8", "11.20.30.40", False),
+        ("10.0.0.0/8", "hub.example.org", False),
+        ("fd00::/8", "fd00::5", True),
+        ("*.example.org", "hub.example.org", True),
+        ("*.example.org", "example.com", False),
+    ],
+)
+def test_ranges_are_excepted_as_curl_excepts_them(pattern: str, host: str, direct: bool) -> None:
+    os.environ["https_proxy"], os.environ["no_proxy"] = "http://proxy:3128", pattern
+    loopback_is_direct()
+    assert (proxy_to(Address(host, 443), tls=True) == "") == direct
+    url = httpx.URL(f"https://{Address(host, 443)}")
+    with httpx.Client() as client:
+        assert (client._transport_for_url(url) is client._transport) == direct
 
 
 def test_a_socks_proxy_that_cannot_be_used_ends_no_client_of_this_machine(

@@ -22,7 +22,7 @@ from fedda.config import InputConfig, categories_of
 from fedda.data import Reading, naming
 from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered, taken
 from fedda.errors import ConfigError, DataError, FeddaError, RosterError
-from fedda.library import own_data
+from fedda.library.program_tables import frame as read_frame
 from fedda.settings import RunConfig
 from strategies.sites import roster
 from strategies.sites.roster import Node
@@ -179,7 +179,7 @@ def test_categories_of_pandas_that_no_row_has_do_not_count(tmp_path: Path) -> No
     frame = pd.DataFrame({"kind": kinds, "label": ["x", "y"] * 30})
     frame.to_parquet(tmp_path / "a.parquet", index=False)
     assert data.describe(tmp_path / "a.parquet", "source").texts == ("kind=a|b",)
-    numbers, texts = own_data._frame(frame[["kind"]], "it")
+    numbers, texts = read_frame(frame[["kind"]], "it")
     assert texts == {"kind": ("a", "b")} and numbers[:2, 0].tolist() == [0, 1]
 
 
@@ -298,7 +298,7 @@ def test_a_frames_tests_are_numbered_as_its_training_rows(tmp_path: Path) -> Non
 def test_names_of_files_are_no_kinds_in_a_frame_either() -> None:
     frame = pd.DataFrame({"age": [1.0, 2.0] * 30, "scan": ["a.png", "b.DCM"] * 30})
     with pytest.raises(DataError, match=r"'a\.png' in its column scan: numbers, or a few texts"):
-        own_data._frame(frame, "it")
+        read_frame(frame, "it")
 
 
 def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) -> None:

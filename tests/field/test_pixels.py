@@ -6,6 +6,7 @@ reader: readers x bits x photometric x alpha x palette x byte order x compressio
 
 import io
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -376,3 +377,16 @@ def test_an_encoded_image_is_read_as_its_file(tmp_path: Path) -> None:
         [x.x for _, x in data.stream(tmp_path / name, model, 8)] for name in ("files", "a.parquet")
     )
     assert np.array_equal(files[0].numpy(), rows[0].numpy())
+
+
+@pytest.mark.parametrize(
+    ("bands", "extra", "refused"),
+    [(3, None, ""), (4, 0, "4 bands"), (4, 2, "half transparent"), (5, 0, "bands|cannot be read")],
+)
+def test_bands_beyond_colours_are_named(
+    tmp_path: Path, bands: int, extra: int | None, refused: str
+) -> None:
+    values = RNG.integers(60, 200, (*SHAPE, bands)).astype(np.uint8)
+    (tmp_path / "a.tif").write_bytes(tiff(values, 8, 2, extra=extra))
+    with pytest.raises(DataError, match=refused) if refused else nullcontext():
+        data.load_target(tmp_path)

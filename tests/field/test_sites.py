@@ -15,6 +15,7 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
 from fedda.data import naming
+from fedda.data.load import domains, passed_over
 from fedda.errors import DataError, RunError
 from fedda.settings import Task
 
@@ -196,3 +197,12 @@ def test_check_lists_what_it_found_before_it_refuses(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["check", str(place)])
     assert done.exit_code == 1
     assert "cat: 12, dog: 12" in done.stdout and "24 training examples" in done.stderr
+
+
+def test_a_targets_table_needs_no_labels(tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_text("age,label\n1,a\n2,b\n")
+    (tmp_path / "east.csv").write_text("age\n1\n2\n")
+    (tmp_path / "notes.csv").write_text("text\nhello\n")
+    assert {*domains(tmp_path)} == {"north"}
+    assert {*domains(tmp_path, targets=["east", "notes"])} == {"north", "east"}
+    assert "notes.csv" in passed_over(tmp_path, targets=["east"])

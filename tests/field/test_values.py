@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 import fedda
@@ -14,6 +17,8 @@ from fedda.cli.client import _summary  # pyright: ignore[reportPrivateUsage]
 from fedda.data import Reading
 from fedda.data.form import AS_IT_IS
 from fedda.errors import FeddaError
+from fedda.library.own_data import folder_of, images, in_order
+from fedda.library.program_tables import columns_of, frame
 from fedda.settings import Task
 from tests.field.written import GRAY_ALPHA, RGB, png
 
@@ -114,7 +119,117 @@ def test_of_colours_of_16_bits_the_check_says_what_is_read(
     tmp_path: Path, colour: int, channels: int
 ) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels)).astype(np.uint16)
+    if channels in (2, 4):
+        values[..., -1] = 65535  # opaque
     (tmp_path / "0.png").write_bytes(png(values, 16, colour))
     assert "the high byte is read" in data.verify(tmp_path, "target").gray
     (tmp_path / "0.png").write_bytes(png((values >> 8).astype(np.uint8), 8, colour))
     assert not data.verify(tmp_path, "target").gray
+
+
+def arrow(columns: dict[str, Any]) -> Any:
+    return pa.table(columns)
+
+
+def coded_arrow(columns: dict[str, Any]) -> Any:
+    """Arrow's codes of texts, whose gaps are lost on numpy's way."""
+    return pa.table({n: pa.array(v).dictionary_encode() for n, v in columns.items()})
+
+
+class Polars:
+    """polars' own names, without pandas'."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self._columns = columns
+        self.columns = [*columns]
+
+    def to_numpy(self, *, order: str = "fortran") -> np.ndarray:
+        return np.stack([np.asarray(v, object) for v in self._columns.values()], axis=1)
+
+    def __getitem__(self, name: str) -> Any:
+        return np.asarray(self._columns[name], object)
+
+
+def records(columns: dict[str, Any]) -> Any:
+    rows = [*zip(*columns.values(), strict=True)]
+    return np.array(rows, [(name, object) for name in columns])
+
+
+@pytest.mark.parametrize("table", [pd.DataFrame, arrow, coded_arrow, Polars, dict, records])
+def test_columns_of_any_librarys_table_go_by_name(table: Any) -> None:
+    age, sex, bed = [41.5, None, 60.0], ["f", None, "m"], ["1_7", "2_3", "1_7"]
+    x = table({"age": age, "sex": sex, "bed": bed})
+    assert columns_of(x) == ("age", "sex", "bed")
+    found, texts = frame(x, "x", ["bed", "sex", "age"])
+    right = [[0, 0, 41.5], [1, np.nan, np.nan], [0, 1, 60]]  # 1_7 is no number
+    np.testing.assert_array_equal(found, right)
+    assert {n: [*its] for n, its in texts.items()} == {"bed": ["1_7", "2_3"], "sex": ["f", "m"]}
+    chosen = in_order(table({"b": [1.0, 2.0], "a": [3.0, 4.0]}), ("a", "b"))
+    np.testing.assert_array_equal(chosen, [[3, 1], [4, 2]])
+
+
+def test_sites_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
+    own = {"age": np.arange(4.0), "chol": np.zeros(4)}
+    y, other = [0, 1, 0, 1], {name: own[name] for name in ("chol", "age")}
+    place = folder_of({"a": (own, y), "b": (other, y, (own, y))}, tmp_path / "data")
+    first, second = np.load(place / "a.npz"), np.load(place / "b.npz")
+    np.testing.assert_array_equal(first["x"], second["x_train"])
+    assert [*second["columns"]] == ["age", "chol"]
+
+
+MASKED = np.ma.masked_equal([[1.0, -9999.0], [3.0, 4.0]], -9999.0)
+
+
+@pytest.mark.parametrize("given", [MASKED, [*MASKED]])
+def test_what_is_masked_is_a_gap(given: Any) -> None:
+    np.testing.assert_array_equal(images(given, "x"), [[1, np.nan], [3, 4]])
+
+
+def test_pixels_and_labels_that_are_masked_are_refused(tmp_path: Path) -> None:
+    pixels = np.ma.masked_equal(np.arange(64, dtype=np.uint8).reshape(1, 8, 8), 9)
+    with pytest.raises(FeddaError, match="masked or not finite"):
+        images(pixels, "x")
+    y = np.ma.masked_equal([0, 1, -9999], -9999)
+    with pytest.raises(FeddaError, match="no label in place 2"):
+        folder_of({"a": (np.zeros((3, 2)), y)}, tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("rows", "warned"),
+    [
+        ("0.12,-3.1,4\n0.2,1,2\n", True),
+        ("39,State-gov,7\n50,Private,1\n41,State-gov,2\n", True),
+        ("0,1,2\n0.2,1,2\n", False),
+        ("1,2,3\n0.2,1,2\n", False),
+        ("400.5,401,402,403,404,405,406,407,408\n" + "1,2,3,4,5,6,7,8,9.5\n", False),
+        ("age,2020,2021\n50,0.5,0.25\n41,1,2\n", False),
+    ],
+)
+def test_a_table_without_a_heading_is_named(tmp_path: Path, rows: str, warned: bool) -> None:
+    (tmp_path / "t.csv").write_text(rows)
+    said = " ".join(data.describe(tmp_path / "t.csv", "target").warnings)
+    assert ("seems to hold values" in said) == warned
+
+
+@pytest.mark.parametrize(
+    "enter",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        lambda: torch.device("meta"),
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+)
+def test_modes_of_torch_change_nothing(enter: Any) -> None:
+    its = vectors([1, 1, 1])
+    sites: Any = {name: (its["x"], its["y"]) for name in ("anna", "bert", "town")}
+    about: Any = {"target": "town", "method": "fedavg", "preset": "vectors", "rounds": 1}
+    about |= {"baseline": "none", "quiet": True, "train_batch_size": 20}
+
+    def answers() -> np.ndarray:
+        return fedda.simulate(sites, **about).model.probabilities(its["x"])
+
+    plain = answers()
+    with enter():
+        found = answers()
+    np.testing.assert_array_equal(found, plain)
