@@ -34,7 +34,7 @@ from fedda.train import (
     seed_for,
     seed_torch,
 )
-from fedda.wire import Kind, Packed, Role
+from fedda.wire import ANSWERS, Kind, Packed, Role
 
 from .site import doors, last_step, leaving, notes, state, tested
 from .site.memory import Network, Site, Staying
@@ -370,6 +370,9 @@ class Client(NumPyClient):
             for name, q in {"accuracy": p, **others}.items():
                 right = tested.right(self.checked(q), held.y)
                 numbers[name] = self.released(name, right, len(held))
+                told = name.replace("accuracy", "answers")
+                if request.is_last and told in ANSWERS and self.site.tells_classes(self.task):
+                    numbers[told] = tested.answers(q, held.y, self.site.few)
         numbers["seconds"] = time.perf_counter() - start
         notes.tested(self, held, p)
         return numbers

@@ -6,7 +6,7 @@ sites are connected, repeats a round that failed, and can be stopped after any r
 """
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
 from fedda.results.doubts import Doubt, doubts
-from fedda.results.read import MODEL, REFINED
+from fedda.results.read import ANSWERED, MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import Arrays, Kind
 
@@ -37,6 +37,7 @@ from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
+OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}
 OF_REFINED = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
 FINAL = {
     Code.POLICY.public,
@@ -376,10 +377,18 @@ class TrainingRounds:
         tested.pop("seconds", None)
         if "loss" in tested:
             tested["test_loss"] = tested.pop("loss")
+        answers = {n: tested.pop(key) for n, key in OF_ANSWERS.items() if key in tested}
         if self._is_last:
+            tested[ANSWERED] = {n: self._by_class(cells) for n, cells in answers.items()}
             told = {n: tested.pop(key) for n, key in OF_REFINED.items() if key in tested}
             tested[REFINED] = told or None
         return tested
+
+    def _by_class(self, cells: Sequence[int]) -> dict[str, list[Any]]:
+        """A table of answers by class as results.json has it."""
+        wide = len(self.roster.classes) + 1
+        rows = [list(cells[i : i + wide]) for i in range(0, len(cells), wide)]
+        return {"counts": [row[:-1] for row in rows], "tests": [row[-1] for row in rows]}
 
     @property
     def _stays(self) -> bool:
@@ -409,7 +418,8 @@ class TrainingRounds:
         path = self.folder / MODEL
         models.save(path, model, classes=classes, **task.about_model)
         adapted = {"adapted": self._adapted()} if self._stays else {}
-        rounds = [{k: v for k, v in e.items() if k != REFINED} for e in state.history]
+        apart = (REFINED, ANSWERED)
+        rounds = [{k: v for k, v in e.items() if k not in apart} for e in state.history]
         return {
             "seed": self.seed,
             "target": self.roster.target.name,
@@ -426,6 +436,7 @@ class TrainingRounds:
             **adapted,
             **(self.strategy.findings() if self.strategy else {}),
             REFINED: state.history[-1].get(REFINED),
+            ANSWERED: state.history[-1].get(ANSWERED) or {},
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
             "rounds": rounds,
         }

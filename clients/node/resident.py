@@ -188,7 +188,7 @@ def serve(
         key = None
     elif root_certificates is not None:
         certificate.check_certificate(root_certificates)
-        root = root_certificates.read_bytes()
+        root = certificate.pem(root_certificates)
     private = None if key is None else keys.load_node_key(key)
     remembers = state is not None and key is not None
     id_file = state / "node-id" if state is not None and remembers else None

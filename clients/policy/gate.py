@@ -192,6 +192,15 @@ class Gate:
         if self._spent is not None:
             self._spent.request("look", rounds=1, looks=1)
 
+    def check_classes(self) -> None:
+        """Check that a test may tell how each class is answered.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        if not self.policy.leaving.classes:
+            raise PolicyError("The policy lets no answers by class leave (leaving.classes).")
+
     @property
     def books(self) -> bool:
         """Whether what a server uses is booked, over all runs."""

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 
 from fedda.config import WIDEST, Section, validate
 from fedda.errors import ConfigError
+from fedda.files import unmarked
 from fedda.ops.distributions import ANY, check_entry
 
 # Bounds that hold without a policy, too; a policy can only lower them.
@@ -73,6 +74,7 @@ class Limits(Section):
 class Leaving(Section):
     """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests.
 
+    classes how many tests of each class are answered how, in tens, in a training's last test
     look    what `fedda look` asks for (`clients.site.looked`): never, unless the policy says so
     """
 
@@ -81,6 +83,7 @@ class Leaving(Section):
     statistics: bool = True
     gradients: bool = True
     tests: bool = True
+    classes: bool = True
     look: bool = False
 
 
@@ -212,7 +215,7 @@ class Policy(Section):
                 names the file.
         """
         try:
-            tree = tomllib.loads(path.read_text())
+            tree = tomllib.loads(unmarked(path.read_bytes()).decode())
         except OSError as error:
             raise ConfigError(
                 f"the policy {path} cannot be read ({error.strerror}); give another file, or make "

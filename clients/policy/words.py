@@ -46,6 +46,9 @@ atoms = true
 statistics = false
 gradients = true
 tests = true                 # the numbers of tests, such as the accuracy
+# After the last round, how many tests of each class the model takes for which, in tens; no cell of
+# fewer than 10 is told. It also tells how frequent each class is among the tests.
+classes = true
 # What `fedda look` asks for before any training: examples and classes in tens, and of each column
 # or channel, over 64 examples or more, range, mean, deviation, gaps and a histogram. Told as
 # often as budget.looks says; protect.noise hides more.
@@ -122,6 +125,7 @@ def words(policy: Policy) -> Iterator[str]:
     kinds = policy.leaving.model_dump()
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
+    called["classes"] = "answers to tests by class, in tens"
     yield f"May leave: {_listed([called.get(k, k) for k in may])}."
     if not_:
         yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."

@@ -10,7 +10,7 @@ from typing import Any
 from fedda import records
 from fedda.errors import WireError
 from fedda.settings import Task
-from fedda.wire import Kind, Packed, Rule
+from fedda.wire import ANSWERS, Kind, Packed, Rule
 
 from . import state
 from .crafted import GROWING, check_rows
@@ -107,6 +107,8 @@ def release(
         packed.check_finite(f"'{name}' of this site")
     _check(site, request, request.contract.leaves, arrays, numbers, "to be sent")
     told = coarse(numbers)
+    if ANSWERS & {*told}:
+        site.gate.check_classes()
     sizes = records.size(records.write(arrays, metrics=told))
     site.gate.release(arrays, sum(sizes.values()), request.contract)
     sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
@@ -131,4 +133,5 @@ def _check(
         sites=task.sites,
         where=f"{site.name} ({request.part}, {task.method}, {what})",
         layouts=request.layouts(schema),
+        classes=task.classes,
     )

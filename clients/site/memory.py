@@ -18,7 +18,7 @@ from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
 from fedda.train import generator, make_optimizer, repeatable
-from fedda.wire import Role
+from fedda.wire import MOST_TOLD, Role
 
 from ..policy.gate import Gate
 from ..policy.rules import Policy
@@ -342,6 +342,11 @@ class Site:
         if tests is None or len(tests) < self.few:
             return None
         return self.frozen.outputs("test", task, tests)
+
+    def tells_classes(self, task: Task) -> bool:
+        """Whether a test may tell how each class is answered: never beside noise on its numbers."""
+        allowed = self.gate.policy.leaving.classes and not self.test_noise
+        return allowed and task.classes <= MOST_TOLD
 
     def workspace(self, task: Task) -> "Workspace":
         """The model and optimizer of one training; they stay in memory after the request."""

@@ -12,10 +12,11 @@ import math
 import random
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from fedda.errors import NotFiniteError, WireError
-from fedda.wire import shown
+from fedda.wire import ANSWERS, shown
 
 DIGITS = 0.0  # no step: a server's weights decide how large the number is
 WHOLE = 1.0  # a whole number
@@ -85,13 +86,14 @@ def coarse(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
 
     Args:
         numbers: by name, as in the contract; `tested` is how many images an accuracy is over.
+            Tables of answers by class are rounded already.
 
     Raises:
         WireError: a number has no step, or is not whole though it should be.
         NotFiniteError: a number is not finite.
     """
     images = int(numbers.get("tested", 0))
-    return {name: _coarse(name, value, images) for name, value in numbers.items()}
+    return {n: v if n in ANSWERS else _coarse(n, v, images) for n, v in numbers.items()}
 
 
 def step_of(name: str) -> float:
@@ -187,6 +189,23 @@ def predicted(p: Tensor, least: int) -> int | None:
         return None
     enough = max(least, math.ceil(SELDOM * N / C))
     return int((p.argmax(dim=1).bincount(minlength=C) >= enough).sum())
+
+
+def answers(p: Tensor, y: Tensor, few: int) -> list[int]:
+    """How the tests of each class are answered, so that no cell tells of few images.
+
+    Args:
+        p: (N, C) probabilities.
+        y: (N,) classes.
+        few: cells are rounded down to multiples of it.
+
+    Returns:
+        C times the counts of C answers and of all, row by row.
+    """
+    C = p.shape[1]
+    cells = torch.bincount(y * C + p.argmax(dim=1), minlength=C * C).reshape(C, C)
+    table = torch.cat([cells, cells.sum(dim=1, keepdim=True)], dim=1)
+    return (table // few * few).flatten().tolist()
 
 
 def right(p: Tensor, y: Tensor) -> float:
