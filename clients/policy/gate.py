@@ -98,7 +98,7 @@ class Gate:
             self._measured = key, sizes.check_parameters(request, limits.parameters)
         return self._measured[1]
 
-    def check_classes(self, task: Task, own: int) -> None:
+    def check_spare(self, task: Task, own: int) -> None:
         """Check that a run does not name many classes that nobody has.
 
         Each is a row of the head, which can be made to hold what one image gives.

@@ -208,7 +208,7 @@ class Site:
             self.offer()
         assert self._described is not None
         if self.origin is not None:
-            self.gate.check_classes(task, len(self._described.classes) if self.labels else 0)
+            self.gate.check_spare(task, len(self._described.classes) if self.labels else 0)
 
     @property
     def examples(self) -> int:
