@@ -149,9 +149,8 @@ class Target(clients.Target):
         x, p = self.inputs(indices), self.consensus[indices].to(self.device)
         if alpha := self.options.mixup:
             lam = float(self.beta.beta(alpha, alpha))
-            every = torch.ones(len(x), dtype=torch.bool)
-            perm = mixup.partners(every, self.draws).to(self.device)
-            x, p, _ = mixup.mixup(x, p, every.to(x), max(lam, 1 - lam), perm)
+            perm = torch.randperm(len(x), generator=self.draws).to(self.device)
+            x, p, _ = mixup.mixup(x, p, torch.ones(len(x)).to(x), max(lam, 1 - lam), perm)
         logits = parts_of(self.model)[1].each(self.model.features(x))
         count = comda.kept(len(x), self.share, self.site.least_batch)
         return comda.co_teaching_loss(logits, p, count)

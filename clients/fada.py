@@ -95,7 +95,7 @@ class Member(fdann.Member):
     def join(self, stream: Stream) -> None:
         """Take eqs. 4 and 5 for the halves of the losses, and load the domain identifiers."""
         super().join(stream)
-        self.half = fada.halves(self.options.generator, self.options.adversary)[self.side]
+        self.half = fada.HALVES[self.side]
 
     def predict(self, x: Tensor) -> Tensor:
         """Class probabilities; in model III with the disentangler that this site keeps."""

@@ -19,7 +19,6 @@ from fedda.wire import Arrays, Packed
 
 from . import fedavg
 from .base import Client
-from .shared.clusters import Gains
 from .site import leaving, tested
 from .site.request import Numbers
 from .site.sealed import Received
@@ -45,21 +44,6 @@ class Past:
     def take_up(self, kept: Kept, device: torch.device) -> None:
         """Continue from a state that `put_down` returned."""
         self.alpha = dict(kept.about)
-
-
-class First:
-    """How much the first round's teachers agreed, on which it depends whether shares count."""
-
-    def __init__(self) -> None:
-        self.alike: float | None = None
-
-    def put_down(self) -> Kept:
-        """Return the state from which the next round continues."""
-        return Kept(about={"alike": self.alike})
-
-    def take_up(self, kept: Kept, device: torch.device) -> None:
-        """Continue from a state that `put_down` returned."""
-        self.alike = kept.about["alike"]
 
 
 Source = fedavg.Source
@@ -89,7 +73,6 @@ class Target(Client):
         p, about, moments = self.teach(sources.models, images)  # (N, K, C)
         if (own := self.site.taught(self.task)) is not None:  # a teacher that is no site
             p = torch.cat([p, own[images][:, None]], dim=1)
-        p = self.for_shares(p)
         names, N = list(moments), len(images)
         sources.leave_out([name for name in sources.models if name not in moments])
 
@@ -117,21 +100,6 @@ class Target(Client):
             self.mix_statistics(alpha, moments)
         told = numbers | {f"refused/{name}": 1 for name in sources.refused}
         return told | (self.average(alpha, sources) if sources.sealed else about)
-
-    def for_shares(self, p: Tensor) -> Tensor:
-        """The teachers' answers (N, K, C), corrected for this site's class shares if these count.
-
-        How much the first round's teachers agreed stays here; if it is lost, nothing is corrected.
-        """
-        first = First()
-        if self.options.shares == "auto":
-            self.stays("first", first)
-            if self.request.round == self.request.stage.first:
-                first.alike = kd3a.alike(p)
-        corrected = kd3a.for_shares(self.options, p, first.alike)
-        if corrected is not p:
-            logger.info("teachers' answers are corrected for how frequent classes seem to be here")
-        return corrected
 
     def _of_sources(self, focus: Tensor, p: Tensor, gate: float) -> Tensor:
         """The focus of all teachers but this site's own, which is the last -> (K,).
@@ -182,7 +150,6 @@ class Target(Client):
             WireError: no teacher is left.
         """
         weighting, N = self.options.weighting, len(images)
-        gains = Gains(self, images, "share") if weighting == "gap" else None
         teacher = self.workspace.hold("teacher", self.workspace.blank)
         p: list[Tensor] = []
         about: Numbers = {}
@@ -190,14 +157,11 @@ class Target(Client):
         for name, packed in teachers.items():
             models.load_arrays(teacher, packed.unpack())
             try:
-                gain = None if gains is None else gains.of(teacher)
                 distance = self._distance(teacher, images) if weighting == "h-divergence" else None
                 p.append(self.checked(self._probabilities(teacher, images)))
             except WireError as error:
                 logger.error("the model of %s is not used: %s", name, error)
                 continue
-            if gain is not None:
-                about[f"gain/{name}"] = gain
             if distance is not None:
                 about[f"distance/{name}"] = self.released("distance", distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
@@ -214,7 +178,6 @@ class Target(Client):
         if heard.sum() < self.site.least_batch:
             n = n.clamp(max=kd3a.NOBODY)
         options, draws = self.options, self.generator("mixup")
-        part = mixup.takes_part(heard, options.mixup_among)
         beta = np.random.default_rng(draws.initial_seed())
 
         def loss(indices: Tensor) -> Tensor:
@@ -222,7 +185,7 @@ class Target(Client):
             x, p_i, n_i = self.inputs(indices), p[row].to(self.device), n[row].to(self.device)
             if options.mixup:
                 lam = float(beta.beta(options.mixup, options.mixup))
-                perm = mixup.partners(part[row], draws).to(self.device)
+                perm = torch.randperm(len(row), generator=draws).to(self.device)
                 x, p_i, n_i = mixup.mixup(x, p_i, n_i, lam, perm, options.mixup_weights)
             return kd3a.distillation_loss(self.model(x), p_i, n_i)
 

@@ -48,7 +48,7 @@ class FADA(FDANN):
         if self.options.adapts and own is None:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
         base = start(sent, own, self.options.target_share)
-        kept = statistics_of(own) if own and self.options.statistics == "target" else {}
+        kept = statistics_of(own) if own else {}
         self.weights = w = self.attend(sent, base, models, kept)
         means = {
             name: float(np.mean([float(of[name]) for of in numbers.values() if name in of]))

@@ -22,7 +22,7 @@ from .sites.replies import Reply
 from .sites.roster import Node
 
 # Name of the number that the target sends about each source, by weighting.
-ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance", "gap": "gain"}
+ABOUT = {"focus": "focus", "examples": "", "h-divergence": "distance"}
 
 
 class KD3A(FedDA):

@@ -75,7 +75,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "kd3a moments": ("kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}),
-    "kd3a gap": ("kd3a", {"kd3a.weighting": "gap", "wire.dtype": "float16"}),
     "kd3a h-divergence": ("kd3a", {"kd3a.weighting": "h-divergence"}),
     "fact": ("fact", {}),
     "fact images": (
@@ -124,11 +123,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "fada",
         {
             "fada.disentanglers": "mean",
-            "fada.statistics": "mean",
-            "fada.generator": "inverted",
-            "fada.adversary": "joint",
-            "fada.estimate": "descend",
-            "fada.confusion": "uniform",
         },
     ),
     "fwdgrl": ("fwdgrl", {"fwdgrl.critic-steps": 2}),

@@ -96,7 +96,7 @@ def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:
 def test_doubts_say_what_was_seen() -> None:
     (doubt,) = doubts(history(kept=[0.6, 0.2]), 2, 4)
     assert "20 % of the target's images, after 60 %" in doubt.text
-    assert "mixup-among=heard" in doubt.text
+    assert "kd3a.mixup=0" in doubt.text
 
 
 def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:

@@ -9,7 +9,6 @@ from flwr.app import Message
 
 from fedda import data, models, plugins, records
 from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, assert_close, changed, sent_by
-from tests.reference import kd3a as twin
 from tests.reference import kd3a_round
 
 
@@ -24,19 +23,15 @@ def teachers_probabilities(bench: Bench, node: Node) -> torch.Tensor:
     return torch.stack(predictions, dim=1)
 
 
-@pytest.mark.parametrize("shares", ["even", "estimated"])
-def test_a_round_computes_algorithm_1(domains: list[Node], shares: str) -> None:
-    gate = {"kd3a.gate.low": 0.6, "kd3a.gate.high": 0.6, "kd3a.shares": shares}
+def test_a_round_computes_algorithm_1(domains: list[Node]) -> None:
+    gate = {"kd3a.gate.low": 0.6, "kd3a.gate.high": 0.6}
     bench = Bench(domains, "kd3a", train__rounds_per_epoch=0.2, **gate)
     bench.round(1)
     model, _ = bench.round(2)
     p = teachers_probabilities(bench, domains[-1])
     assert ((p.amax(dim=2) > 0.6).float().mean(dim=0) > 0).all()  # each teacher passes the gate
     counts = [EXAMPLES[s] for s in SOURCES]
-    answers = twin.for_shares(p.tolist()) if shares == "estimated" else p.tolist()
-    alpha = kd3a_round.alpha(answers, 0.6, counts, EXAMPLES["town"])
-    plain = kd3a_round.alpha(p.tolist(), 0.6, counts, EXAMPLES["town"])
-    assert (alpha != plain) is (shares == "estimated")
+    alpha = kd3a_round.alpha(p.tolist(), 0.6, counts, EXAMPLES["town"])
     assert min(alpha) > 0.01
     assert bench.strategy.weights == pytest.approx(
         dict(zip(["town", *SOURCES], alpha, strict=True)), abs=1e-6
@@ -67,8 +62,6 @@ def test_presets_run(domains: list[Node], preset: str) -> None:
         {"kd3a__weighting": "focus", "kd3a__focus": "shapley"},
         {"kd3a__weighting": "examples"},
         {"kd3a__weighting": "h-divergence"},
-        {"kd3a__weighting": "gap"},
-        {"kd3a__weighting": "gap", "kd3a__target_weight": "kept"},
         {"kd3a__target_weight": "kept", "kd3a__focus_by_examples": False},
         {"kd3a__batchnorm": "loss"},
         {"kd3a__batchnorm": "loss", "kd3a__heads": "local", "wire__dtype": "float16"},
@@ -77,7 +70,7 @@ def test_presets_run(domains: list[Node], preset: str) -> None:
         {"kd3a__vote": "mean"},
         {"kd3a__vote": "hard", "kd3a__mixup": 0.0},
         {"kd3a__smoothing": 0.9},
-        {"kd3a__shares": "estimated", "kd3a__vote": "mean"},
+        {"kd3a__vote": "mean", "kd3a__weighting": "examples"},
         {"train__rounds_per_epoch": 0.5},
         {"train__rounds_per_epoch": 3},
         {"train__rounds_per_epoch": 20},

@@ -12,26 +12,20 @@ from torch import Tensor
 
 from clients.kd3a import Target
 from clients.site import state
-from clients.site.memory import Site, resident
+from clients.site.memory import Site
 from fedda import models, records
-from fedda.algorithms import kd3a
 from fedda.config import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
 from fedda.settings import RunConfig, Task
-from fedda.train import batches, generator, seed_for
+from fedda.train import batches, generator
 from fedda.wire import Arrays
 from tests.local_grid import (
-    CLASSES,
     EXAMPLES,
-    FAST,
-    SIDE,
-    SOURCES,
     Bench,
     Node,
     make_domains,
 )
-from tests.reference import fada as fada_twin
 from tests.reference import kd3a as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -71,27 +65,6 @@ def test_mixup_mixes_the_weights_only_with_mixup_weights(
     settings = {"kd3a__gate__low": 0.3, "kd3a__mixup": 2.0, "kd3a__mixup_weights": mixed}
     Bench(make_domains(tmp_path), "kd3a", **settings).round()
     assert any(calls)  # otherwise mixing would change nothing
-
-
-@pytest.mark.parametrize("among", ["all", "heard"])
-def test_unheard_images_are_mixed_only_with_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, among: str
-) -> None:
-    calls: list[bool] = []
-    plain = mixup.mixup
-
-    def spy(x: Tensor, p: Tensor, n: Tensor, lam: float, perm: Tensor, *rest: Any) -> Mixed:
-        unheard = n < 1
-        moved = perm != torch.arange(len(perm))
-        assert among == "all" or not (moved & unheard).any()
-        calls.append(bool((moved & unheard).any() if among == "all" else moved.any()))
-        return plain(x, p, n, lam, perm, *rest)
-
-    monkeypatch.setattr(mixup, "mixup", spy)
-    settings = {"kd3a__gate__low": 0.33, "kd3a__mixup_among": among}
-    bench = Bench(make_domains(tmp_path), "kd3a", **settings)
-    assert 0.1 < bench.round()[1]["kept"] < 0.9
-    assert any(calls)
 
 
 LONELY = SimpleNamespace(
@@ -290,31 +263,10 @@ def test_a_source_that_joins_late_has_no_past_weight(tmp_path: Path) -> None:
     assert set(bench.strategy.weights) == set(EXAMPLES)
 
 
-def test_gap_weights_are_of_fadas_gain_in_its_own_unit(tmp_path: Path) -> None:
-    """The share of the scatter: per image, a source whose features stay small had all weight."""
-    nodes = make_domains(tmp_path)
-    bench = Bench(nodes, "kd3a", kd3a__weighting="gap")
-    bench.round()
-    packed, _ = records.read(bench.grid.requests[-1].content)
-    told = records.read(bench.grid.replies[-1].content)[1]["metrics"]
-    network = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, 0)
-    x = load_target(nodes[-1]["data"], size=SIDE).x.float() / 255
-    seed = seed_for(0, "town", 1, "clusters") % 2**32
-
-    def gap(name: str) -> fada_twin.Gap:
-        state = {n: torch.tensor(a) for n, a in packed[name].unpack().items()}
-        return fada_twin.gap(network, state, x, CLASSES, seed)
-
-    for source in SOURCES:
-        wanted = fada_twin.coarse(gap("model"), gap(f"teacher/{source}"), "share", len(x))
-        assert float(told[f"gain/{source}"]) == pytest.approx(wanted, abs=2e-3)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
         {"kd3a__weighting": "h-divergence"},
-        {"kd3a__weighting": "gap", "kd3a__target_weight": "kept"},
         {"kd3a__weighting": "examples", "wire__dtype": "float16"},
         {"kd3a__batchnorm": "loss", "kd3a__heads": "local"},
         {"train__rounds_per_epoch": 2.5, "train__batch_size": 18},  # the 19th image joins them
@@ -341,35 +293,3 @@ def test_without_batchnorm_updated_teachers_change_nothing(tmp_path: Path) -> No
         for mode in ("updated", "running")
     )
     assert all(np.array_equal(updated[n], wanted[n]) for n in wanted)
-
-
-# ---- class shares ------------------------------------------------------------------------------
-
-
-def test_the_first_rounds_teachers_decide_whether_shares_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later teachers begin with one mean: that they agree then says nothing of their answers."""
-    told: list[tuple[float | None, float | None]] = []
-    plain, say = kd3a.for_shares, [0.5, 0.9, 0.9]
-
-    def spy(options: kd3a.Config, p: Tensor, alike: float | None) -> Tensor:
-        corrected = plain(options, p, alike)
-        told.append((alike, float((corrected - p).abs().max())))
-        return corrected
-
-    monkeypatch.setattr(kd3a, "for_shares", spy)
-    nodes = make_domains(tmp_path)
-    for first, changes in ((0.5, False), (0.9, True)):
-        say[:], told[:] = [first, 1.4 - first, 1.4 - first], []
-        monkeypatch.setattr(kd3a, "alike", lambda p: say.pop(0))
-        resident.cache_clear()
-        bench = Bench(nodes, "kd3a", kd3a__shares="auto", rounds=3)
-        for server_round in (1, 2, 3):
-            bench.round(server_round)
-        assert [alike for alike, _ in told] == [first] * 3
-        assert [bool(moved) for _, moved in told] == [changes] * 3
-    resident.cache_clear()
-    bench = Bench(nodes, "kd3a", kd3a__shares="estimated")
-    bench.round()
-    assert told[-1][0] is None and told[-1][1]

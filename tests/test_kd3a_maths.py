@@ -63,58 +63,6 @@ def test_gate_by_hand():
     assert kd3a.gate(1, 1, 0.9, 0.95, reach=False) == 0.9
 
 
-# Class shares
-
-
-def test_answers_for_the_targets_shares_by_hand():
-    p = torch.tensor([[[0.9, 0.1], [0.7, 0.3]], [[0.6, 0.4], [0.8, 0.2]]])
-    # The mean answer is (.75, .25) of two images: with .3 more of each, q is proportional to
-    # (1.8, .8), or (9, 4). Teacher 1, image 1: .9 x 9 against .1 x 4.
-    wanted = [[[8.1 / 8.5, 0.4 / 8.5], [6.3 / 7.5, 1.2 / 7.5]]]
-    wanted += [[[5.4 / 7.0, 1.6 / 7.0], [7.2 / 8.0, 0.8 / 8.0]]]
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
-    torch.testing.assert_close(found, torch.tensor(wanted))
-
-
-@few
-@given(votes())
-def test_answers_for_the_targets_shares_equal_the_twins(vote: tuple[Tensor, float]):
-    p, _ = vote
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
-    torch.testing.assert_close(found, torch.tensor(twin.for_shares(p.tolist()), dtype=p.dtype))
-    assert kd3a.for_shares(kd3a.Config(), p, 1.0) is p  # the default is the paper's: even
-
-
-def test_answers_are_corrected_by_themselves_only_where_teachers_agree():
-    """Two teachers with the same class in 8 of 10 images, then in 7 of 10; then one alone."""
-    a = torch.tensor([0.7, 0.2, 0.1]).expand(10, 3)
-    options = kd3a.Config(shares="auto")
-    for unlike, changes in ((2, True), (3, False)):
-        b = torch.cat([a[unlike:], a[:unlike].flip(1)])
-        p = torch.stack([a, b], dim=1)
-        assert (kd3a.for_shares(options, p, kd3a.alike(p)) is not p) is changes
-    alone = a[:, None]
-    assert kd3a.for_shares(options, alone, kd3a.alike(alone)) is alone
-    assert kd3a.for_shares(kd3a.Config(shares="estimated"), alone, None) is not alone
-
-
-def test_even_answers_stay_as_they_are():
-    """Where the mean answer is even there is nothing to correct, and zeros stay zeros."""
-    p = torch.eye(3, dtype=torch.float64)[:, None].expand(3, 2, 3)
-    torch.testing.assert_close(kd3a.for_shares(kd3a.Config(shares="estimated"), p, None), p)
-
-
-def test_a_vote_for_the_targets_shares_hears_a_teacher_the_gate_would_not():
-    """Corrected before the vote: .85 for a frequent class passes a gate of .9, and has a focus."""
-    p = torch.tensor([[[0.85, 0.15], [0.85, 0.15]]] * 20)
-    found = kd3a.for_shares(kd3a.Config(shares="estimated"), p, None)
-    for answers, heard in ((p, False), (found, True)):
-        assert bool(kd3a.knowledge_vote(answers, 0.9).kept.all()) is heard
-    options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.9, high=0.9), shares="estimated")
-    told = kd3a.numbers_of_vote(options, p)
-    assert float(told[-1]) == 1 and float(told[0]) == pytest.approx(float(found[0, 0, 0]))
-
-
 # The vote
 
 
@@ -240,34 +188,6 @@ def test_mixup_by_hand():
     official_x, official_p, official_n = mixup.mixup(x, p, n, 0.75, perm, weights=False)
     assert official_n.tolist() == [4.0, 0.0]
     assert official_x.equal(mixed_x) and official_p.equal(mixed_p)
-
-
-def test_mixup_among_heard_images_by_hand_and_equals_the_twin():
-    heard = torch.tensor([True, False, True, True])
-    assert mixup.takes_part(heard, "all").all()
-    part = mixup.takes_part(heard, "heard")
-    assert part.equal(heard)
-    # Of the three heard images the first gets the third's place in the order, and so on.
-    order = torch.randperm(3, generator=torch.Generator().manual_seed(4))
-    perm = mixup.partners(part, torch.Generator().manual_seed(4))
-    assert perm[1] == 1 and perm[part].tolist() == torch.tensor([0, 2, 3])[order].tolist()
-    p, n = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([3.0, 0.001, 1.0, 2.0])
-    _, mixed_p, mixed_n = mixup.mixup(p, p, n, 0.75, perm)
-    wanted = twin.mixed(p.tolist(), n.tolist(), heard.tolist(), order.tolist(), 0.75)
-    assert mixed_p.tolist() == pytest.approx(wanted[0])
-    assert mixed_n.tolist() == pytest.approx(wanted[1])
-    assert mixed_p[1] == 2 and mixed_n[1] == pytest.approx(0.001)
-
-
-def test_images_that_take_no_part_are_their_own_partners():
-    part = torch.tensor([True, False, True, True, False, True, True, True])
-    perms = [mixup.partners(part, torch.Generator().manual_seed(s)) for s in range(20)]
-    for perm in perms:
-        assert perm.sort().values.tolist() == list(range(8))
-        assert perm[~part].tolist() == [1, 4]
-    assert len({tuple(p.tolist()) for p in perms}) > 10
-    everyone = mixup.partners(torch.ones(8).bool(), torch.Generator().manual_seed(3))
-    assert everyone.equal(torch.randperm(8, generator=torch.Generator().manual_seed(3)))
 
 
 # Quality and focus

@@ -98,7 +98,7 @@ RUNS: list[dict[str, Any]] = [
     {},
     IMAGES,
     {"kd3a__weighting": "examples", "guard__max_examples": 1.05},
-    {"kd3a__weighting": "gap", "kd3a__smoothing": 0.5},
+    {"kd3a__weighting": "h-divergence", "kd3a__smoothing": 0.5},
     {"wire__dtype": "float16"},
     {"wire__dtype": "bfloat16", **IMAGES},
     {"kd3a__batchnorm": "loss", **IMAGES, "train__lr": 1e-4},

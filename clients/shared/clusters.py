@@ -41,7 +41,7 @@ class Gains:
             gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
         told = self.client.released("gap", gain, len(self.images), LEAST_GAIN)
         whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
-        return told * {"image": whole / len(self.images), "sum": whole}.get(self.unit, 1.0)
+        return told * whole if self.unit == "sum" else told
 
 
 def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:

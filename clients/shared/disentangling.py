@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from fedda import models
 from fedda.adversarial.disentangle import (
-    CONFUSION,
     Estimator,
     Layers,
     branch,
@@ -118,22 +117,21 @@ class Disentangling:
     def step(self, z: Tensor) -> dict[str, Tensor]:
         """Eqs. 7 and 8 and the reconstruction, for features (N, d) -> how far apart the parts are.
 
-        They move D and R. Before, M raises its estimate, unless `fada.estimate` is `descend`.
+        They move D and R. Before, M raises its estimate.
 
         Returns:
             `information` in nats, which should fall; `reconstruction`, the share of the features'
             variance that R does not rebuild, which should be near 0; and `confusion`, the entropy
             of CI's prediction in nats, which should be near ln C.
         """
-        options, weights, z = self.options, self.options.weights, z.detach()
+        weights, z = self.options.weights, z.detach()
         shuffle = torch.randperm(len(z), generator=self.shuffles).to(z.device)
         M, R = self.M.module, self.R.module
         f_di, f_ds = self.invariant.module(z), self.specific.module(z)
         self.zero_grad()
-        if options.estimate == "ascend":
-            (-information(M, f_di.detach(), f_ds.detach(), shuffle)).backward()
-            optimizer_of(self.M).step()
-            self.zero_grad()
+        (-information(M, f_di.detach(), f_ds.detach(), shuffle)).backward()
+        optimizer_of(self.M).step()
+        self.zero_grad()
         info = information(M, f_di, f_ds, shuffle)
         rebuilt = reconstruction(R, f_di, f_ds, z)
         loss = weights.information * info + weights.reconstruction * rebuilt
@@ -141,11 +139,10 @@ class Disentangling:
         numbers = {"information": info.detach(), "reconstruction": rebuilt.detach() / variance}
         if self.CI is not None:
             logits = self.CI.module(f_ds)
-            loss = loss + weights.confusion * CONFUSION[options.confusion](logits)
+            loss = loss + weights.confusion * negative_entropy(logits)
             numbers["confusion"] = -negative_entropy(logits.detach())
         loss.backward()
-        moving = [self.invariant, self.specific, self.R]
-        for network in moving + [self.M] * (options.estimate == "descend"):
+        for network in (self.invariant, self.specific, self.R):
             optimizer_of(network).step()
         return numbers
 

@@ -170,7 +170,6 @@ def malicious_table(b: Benchmark) -> list[Variant]:
         "focus": "focus",
         "examples": "by examples",
         "h-divergence": "H-divergence",
-        "gap": "gap",
     }
     variants = [BASELINE]
     for percent in (15, 30, 50):

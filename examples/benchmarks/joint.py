@@ -38,7 +38,7 @@ class Joint(Loop):
         self.critic = self.method == "fwdgrl"
         self.per_step = max(1, o.critic_steps * p) if self.critic else 1
         if self.method == "fada":
-            self.halves = fada.halves(o.generator, o.adversary)
+            self.halves = fada.HALVES
         else:
             kind = "wassda" if self.critic else "grl"
             self.halves = {side: D.HALVES[kind, side] for side in ("source", "target")}

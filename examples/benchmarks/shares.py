@@ -59,8 +59,6 @@ VARIANTS = [
     FEDAVG,
     Variant("adabn", label="AdaBN"),
     Variant("kd3a", label="KD3A"),
-    Variant("kd3a", settings={"kd3a.shares": "estimated"}, label="KD3A, estimated"),
-    Variant("kd3a", settings={"kd3a.shares": "auto"}, label="KD3A, auto"),
     Variant("shot", settings={"shot.shares": "even"}, label="SHOT, even"),
     Variant("shot", settings={"shot.shares": "estimated"}, label="SHOT, estimated"),
     Variant("decision", settings={"decision.shares": "even"}, label="DECISION, even"),

@@ -15,9 +15,9 @@ https://github.com/VisionLearningGroup/DAL, for digits.
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from fedda.config import Section, validate
 from fedda.errors import ModelError
-
-Confusion = Literal["entropy", "uniform"]
 
 SIZES = r"^[1-9]\d{0,4}(,[1-9]\d{0,4})*$"
 
@@ -131,17 +129,6 @@ def negative_entropy(logits: Tensor) -> Tensor:
     """Eq. 7: mean over images of sum_c p_c log p_c, from -log C to 0 -> scalar."""
     log_p = logits.log_softmax(dim=1)
     return (log_p.exp() * log_p).sum(dim=1).mean()
-
-
-def cross_entropy_to_uniform(logits: Tensor) -> Tensor:
-    """The parent code: mean over images of -sum_c log p_c / C, log C or more -> scalar."""
-    return -logits.log_softmax(dim=1).mean()
-
-
-CONFUSION: dict[Confusion, Callable[[Tensor], Tensor]] = {
-    "entropy": negative_entropy,
-    "uniform": cross_entropy_to_uniform,
-}
 
 
 def information(M: nn.Module, p: Tensor, q: Tensor, shuffle: Tensor) -> Tensor:

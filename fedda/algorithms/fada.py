@@ -36,16 +36,15 @@ on; reconstruction forbids D to throw away what differs, and mutual information 
 the same in both parts, so what only the target has ends in f_ds. All disentanglers begin equal. The
 paper does not say how the target's learns, nor whether it is averaged (`fada.disentanglers`).
 
-Where the paper leaves a choice, or the parent code differs, there is a setting. Differences without
-one: DI has ReLU where tables 6 to 8 have LeakyReLU, and one logit in place of two; table 7's DI has
-64 inputs, as if it saw both parts, and here the 32 of f_di.
+Where the paper leaves a choice there is a setting. Differences without one: DI has ReLU where
+tables 6 to 8 have LeakyReLU, and one logit in place of two; table 7's DI has 64 inputs, as if it
+saw both parts, and here the 32 of f_di.
 """
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from fedda.adversarial.discriminators import (
     DiscriminatorConfig,
@@ -53,7 +52,7 @@ from fedda.adversarial.discriminators import (
     called_source,
     called_target,
 )
-from fedda.adversarial.disentangle import Confusion, Layers, extend
+from fedda.adversarial.disentangle import Layers, extend
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar, Section
 from fedda.maths.gap import Unit
@@ -62,7 +61,6 @@ from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Kind, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
-Generator = Literal["paper", "inverted"]
 
 
 class LossWeights(Section):
@@ -90,25 +88,15 @@ class Config(Section):
     """weights of sources: eq. 3, or without attention by examples, or equal"""
     gain: Unit = "share"
     """gap statistic as a share of the features' scatter, whose weights hardly differ, so that it is
-    a mean and no attention; relative to its value before; image (per image); or the sum that eq. 3
-    prints. The last three call features tight that are small: the source whose features grow least
-    has the largest weight"""
+    a mean and no attention; or the sum that eq. 3 prints, which calls features tight that are
+    small: the source whose features grow least has the largest weight"""
     gain_images: int = Field(default=1000, ge=0, le=1_000_000)
     """eq. 3 is measured on so many of the target's images, the same ones in every round (rounded up
     to whole blocks of the site's); 0: all of the round's"""
     target_share: float = Field(default=1.0, ge=0, le=1)
     """share of the target's own update that the next model has; 0: the sources' alone, as line 16
     of algorithm 1 says"""
-    statistics: Literal["target", "mean"] = "target"
-    """BatchNorm's running statistics, if the target trains: its own, or the weighted mean of the
-    sources'"""
     discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="256")
-    generator: Generator = "paper"
-    """eq. 5: paper (both sides learn to be called source), inverted (each side to be called the
-    other; the parent code)"""
-    adversary: Literal["opposed", "joint"] = "opposed"
-    """opposed: eq. 4 moves DI and eq. 5 the features (paper); joint: both move both (the parent
-    code)"""
     aligned: Literal["invariant", "features"] = "invariant"
     """what DI sees in model III: f_di, as tables 6 and 8 and the parent code, or the features z
     that eqs. 4 and 5 print"""
@@ -119,18 +107,12 @@ class Config(Section):
     pace: float = Field(default=0.1, gt=0, le=10)
     """learning rate of D, CI, M and R, in units of the model's new layers, on which they can
     diverge"""
-    estimate: Literal["ascend", "descend"] = "ascend"
-    """M raises its estimate before D lowers it; descend: both lower it (the parent code, where it
-    bounds nothing)"""
     identifier: Literal["printed", "alone"] = "printed"
     """eq. 6 as it is printed moves D and CI; alone: its second term moves CI alone, as eq. 7 has D
     forget the class that this term has it learn"""
     identifier_steps: int = Field(default=1, ge=1, le=100)
     """steps of CI for one of D; an identifier that lags behind is deceived by features that tell
     the class to any other"""
-    confusion: Confusion = "entropy"
-    """eq. 7: entropy of CI's prediction, or uniform: cross entropy to the uniform one (the parent
-    code)"""
     weights: LossWeights = LossWeights()
     pairs: ClassVar[bool] = True
 
@@ -156,15 +138,11 @@ PAPER: dict[str, Scalar] = {
     "parts": "all",
     "weighting": "attention",
     "gain": "sum",
-    "generator": "paper",
-    "adversary": "opposed",
     "aligned": "invariant",
     "disentanglers": "stay",
     "discriminator.sizes": "256",
     "discriminator.optimizer": "sgd",
     "discriminator.lr": 0.01,
-    "estimate": "ascend",
-    "confusion": "entropy",
     "pace": 1.0,
     "weights.alignment": 0.01,
     "weights.schedule": "constant",
@@ -197,40 +175,16 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "weights.information": 0.1,
         "weights.reconstruction": 10.0,
     },
-    # What the code of DAL, for digits, does otherwise; it trains everything by Adam at 2e-4.
-    "parent": PAPER
-    | {
-        "generator": "inverted",
-        "adversary": "joint",
-        "discriminator.optimizer": "adam",
-        "discriminator.lr": 0.0002,
-        "estimate": "descend",
-        "confusion": "uniform",
-        "layers.disentangler": "3072,2048",
-        "layers.estimator": 512,
-        "layers.class-norm": False,
-    },
 }
 
 
-def halves(generator: Generator, adversary: str = "opposed") -> dict[Role, Half]:
-    """Eqs. 4 and 5: each side's half of DI's loss and of the features' loss, as functions of v.
-
-    Eq. 4 is -E log DI(z_S) - E log(1 - DI(z_T)), and eq. 5 -E log DI(z_S) - E log DI(z_T): a source
-    helps DI to know it, and the target learns to be called a source. The parent code inverts both
-    labels instead.
-    """
-    source = called_source if generator == "paper" else called_target
-    if adversary == "opposed":
-        return {"source": Half(called_source, source), "target": Half(called_target, called_source)}
-
-    def of_source(v: Tensor) -> Tensor:
-        return called_source(v) + source(v)
-
-    def of_target(v: Tensor) -> Tensor:
-        return called_target(v) + called_source(v)
-
-    return {"source": Half(of_source, of_source), "target": Half(of_target, of_target)}
+# Each side's half of DI's loss, eq. 4 = -E log DI(z_S) - E log(1 - DI(z_T)), and of the features'
+# loss, eq. 5 = -E log DI(z_S) - E log DI(z_T), as functions of v: a source helps DI to know it, and
+# the target learns to be called a source.
+HALVES: dict[Role, Half] = {
+    "source": Half(called_source, called_source),
+    "target": Half(called_target, called_source),
+}
 
 
 def extension(options: Config) -> Mapping[str, Any] | None:

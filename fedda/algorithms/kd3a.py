@@ -24,12 +24,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section, Shares
-from fedda.maths import class_shares
+from fedda.config import Scalar, Section
 from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
-from fedda.maths.gap import gap_weights
-from fedda.maths.mixup import Among
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
@@ -56,9 +53,8 @@ class Config(Section):
     gate: ConfidenceGate = ConfidenceGate()
     vote: Form = "soft"
     """consensus: soft (paper), hard (official), mean (no vote)"""
-    weighting: Literal["focus", "examples", "h-divergence", "gap"] = "focus"
-    """weights of sources: by focus, examples, eq. 6 or FADA's gap gain (as a share of the features'
-    scatter, as fada.gain)"""
+    weighting: Literal["focus", "examples", "h-divergence"] = "focus"
+    """weights of sources: by focus, examples or eq. 6"""
     focus: Value = "shapley"
     """how the focus values a source: marginal (eq. 8) or shapley (of more than 16 an estimate)"""
     focus_by_examples: bool = False
@@ -68,10 +64,6 @@ class Config(Section):
     it, where it is noise, examples do; 0: always the focus (paper)"""
     target_weight: Literal["examples", "kept"] = "kept"
     """target's weight: by examples, or its share of kept images / (K + 1)"""
-    shares: Shares = "even"
-    """how frequent the target's classes are: even (paper), so teachers' answers stay as they are;
-    estimated: as by the teachers' mean answer, and each answer is corrected for it, as if sources'
-    classes were even; auto: estimated if teachers agreed in the first round"""
     smoothing: float = Field(default=0.9, ge=0, lt=1)
     """share of last round's weights in the new ones"""
     batchnorm: Literal["moments", "loss", "linear"] = "linear"
@@ -87,9 +79,6 @@ class Config(Section):
     open"""
     mixup: float = Field(default=2.0, ge=0, le=100)
     """both parameters of the Beta distribution; 0 turns mixup off"""
-    mixup_among: Among = "all"
-    """images that are mixed: all (paper), or heard: only those with a sure teacher, so that classes
-    of which teachers are unsure are not trained towards others"""
     mixup_weights: bool = False
     """also mix the images' weights n; false (official): each keeps its n"""
 
@@ -118,13 +107,11 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "focus-by-examples": True,
         "focus-from": 0.0,
         "target-weight": "examples",
-        "shares": "even",
         "smoothing": 0.0,
         "batchnorm": "moments",
         "teacher-batchnorm": "running",
         "heads": "average",
         "mixup": 0.2,
-        "mixup-among": "all",
         "mixup-weights": True,
     },
     # The authors' code also rounds weights to four digits, so they do not sum to 1; this is not
@@ -137,40 +124,14 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "focus-by-examples": False,
         "focus-from": 0.0,
         "target-weight": "kept",
-        "shares": "even",
         "smoothing": 0.9,
         "batchnorm": "linear",
         "teacher-batchnorm": "updated",
         "heads": "local",
         "mixup": 2.0,
-        "mixup-among": "all",
         "mixup-weights": False,
     },
 }
-
-
-def alike(p: Tensor) -> float | None:
-    """How often two teachers of p (N, K, C) give an image the same class; None of one teacher."""
-    return class_shares.alike(p.argmax(dim=2).T)
-
-
-def for_shares(options: Config, p: Tensor, alike: float | None) -> Tensor:
-    """Teachers' answers for the target's shares, p_nkc q_c / sum_j p_nkj q_j -> p (N, K, C).
-
-    Ours: q is the mean answer, and the classes of the sources count as even, as no site tells its
-    shares. Each teacher is corrected by itself and before the vote, so that gate, vote and focus
-    all see what it would be sure of here; a corrected consensus would have been gated by other
-    confidences. Without estimates, or where the teachers do not agree, p is returned as it is.
-
-    Args:
-        options: the settings.
-        p: (N, K, C) the answers.
-        alike: how much so the first round's teachers were. Later ones begin with one mean, and
-            agree more from round to round, whether they are right or wrong.
-    """
-    if not class_shares.counts(options.shares, alike):
-        return p
-    return class_shares.corrected(p, class_shares.estimated(p.mean(dim=1)))
 
 
 class Consensus(NamedTuple):
@@ -254,7 +215,7 @@ def consensus_focus(
 
 def numbers_of_vote(options: Config, p: Tensor) -> Tensor:
     """What a target tells in the last round -> (K + 1,): focus per image, share of kept ones."""
-    gate, p = options.gate.high, for_shares(options, p, alike(p))
+    gate = options.gate.high
     focus = consensus_focus(p, gate, options.vote, options.focus) / len(p)
     kept = knowledge_vote(p, gate, options.vote).kept.double().mean()
     return torch.cat([focus, kept[None]])
@@ -315,7 +276,7 @@ def site_weights(
         options: the settings, which say how sources are weighed.
         examples: N_k of the sites in this round, and N_T of the target.
         target: the target's name.
-        numbers: the target's numbers: `kept`, and per source `focus/*`, `distance/*` or `gain/*`.
+        numbers: the target's numbers: `kept`, and per source `focus/*` or `distance/*`.
         past: alpha of the last round, for the moving average.
     """
     names = sorted(n for n in examples if n != target)
@@ -336,7 +297,6 @@ def site_weights(
         among = {
             "examples": lambda: N.double(),
             "h-divergence": lambda: divergence_weights(each("distance"), N),
-            "gap": lambda: gap_weights(each("gain")),
         }[options.weighting]()
         alpha = with_target(among, share)
     return smooth(past, dict(zip([target, *names], alpha.tolist(), strict=True)), options.smoothing)
@@ -435,7 +395,7 @@ def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Ar
     return {n: mixed[n] for n in models[0]} | (statistics_of(models[0]) if updated else {})
 
 
-OF_SOURCES = frozenset({"focus/*", "distance/*", "gain/*", "refused/*"})
+OF_SOURCES = frozenset({"focus/*", "distance/*", "refused/*"})
 
 # The target needs each model; the server may hand them on unread.
 TRAIN: Hop = {"source": replace(fedavg.AVERAGED["source"], needed="relay")}

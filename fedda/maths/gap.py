@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 Value = TypeVar("Value", float, Tensor)
-# A share of the features' scatter; relative to the statistic before; per image; eq. 3's own sum.
-Unit = Literal["share", "relative", "image", "sum"]
+Unit = Literal["share", "sum"]  # a share of the features' scatter; eq. 3's own sum
 
 
 def clusters(z: Tensor, C: int, seed: int) -> Tensor:

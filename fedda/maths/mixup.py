@@ -6,16 +6,10 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757, appendix F.
     x         (n, ·)    images
     p         (n, C)    their soft labels, the teachers' consensus
     w         (n,)      their weights in the loss
-    heard     (N,) bool whether a sure teacher supports an image's label
     perm      (n,)      each image's partner, by index
 """
 
-from typing import Literal
-
-import torch
 from torch import Tensor
-
-Among = Literal["all", "heard"]
 
 
 def mixup(
@@ -27,30 +21,3 @@ def mixup(
     """
     mixed_x, mixed_p, mixed_w = (lam * a + (1 - lam) * a[perm] for a in (x, p, w))
     return mixed_x, mixed_p, mixed_w if weights else w
-
-
-def takes_part(heard: Tensor, among: Among) -> Tensor:
-    """Which images are mixed with one another; the others are trained on as they are -> (N,) bool.
-
-    An unheard image weighs next to nothing, unless it is mixed with a heard one: then its pixels
-    are trained towards the heard one's label, with a good part of that one's weight. If it is a
-    whole class that is unheard, the student may unlearn this class.
-
-    Args:
-        heard: (N,) bool.
-        among: `all`: every image (paper); `heard`: the heard ones.
-    """
-    return torch.ones_like(heard) if among == "all" else heard
-
-
-def partners(part: Tensor, draws: torch.Generator) -> Tensor:
-    """Draw a random order of the images that take part; any other is its own partner -> perm.
-
-    Args:
-        part: (n,) bool, which images of a mini-batch take part.
-        draws: the generator, of the CPU.
-    """
-    chosen = part.nonzero()[:, 0]
-    perm = torch.arange(len(part))
-    perm[chosen] = chosen[torch.randperm(len(chosen), generator=draws)]
-    return perm

@@ -140,6 +140,6 @@ def _kept(kept: float, before: float) -> str:
         return (
             f"teachers are sure of {100 * kept:.0f} % of the target's images, after "
             f"{100 * before:.0f} % in an earlier round: classes may be getting lost; try "
-            "kd3a.mixup-among=heard or kd3a.mixup=0"
+            "kd3a.mixup=0"
         )
     return ""

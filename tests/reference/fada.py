@@ -31,12 +31,6 @@ def minus_entropy(logits: Rows) -> float:
     return -sum(H) / len(H)
 
 
-def to_uniform(logits: Rows) -> float:
-    """The parent code: the cross entropy to the uniform distribution."""
-    C = len(logits[0])
-    return sum(-math.log(p) / C for row in logits for p in softmax(row)) / len(logits)
-
-
 def information(
     M: Callable[[Sequence[float], Sequence[float]], float], p: Rows, q: Rows, shuffle: Sequence[int]
 ) -> float:
@@ -55,14 +49,6 @@ def eq_4(DI: nn.Module, z_S: Tensor, z_T: Tensor) -> Tensor:
 def eq_5(DI: nn.Module, z_S: Tensor, z_T: Tensor) -> Tensor:
     """Feature extractors: -E log DI(z_S) - E log DI(z_T)."""
     return -torch.sigmoid(DI(z_S)).log().mean() - torch.sigmoid(DI(z_T)).log().mean()
-
-
-def inverted(DI: nn.Module, z_S: Tensor, z_T: Tensor) -> Tensor:
-    """The parent code's eq. 5: both labels inverted."""
-    return -(1 - torch.sigmoid(DI(z_S))).log().mean() - torch.sigmoid(DI(z_T)).log().mean()
-
-
-# ---- the next model ----------------------------------------------------------------------------
 
 
 def updated(
@@ -100,19 +86,18 @@ def attention(gains: Mapping[str, float]) -> dict[str, float]:
 Gap = tuple[float, float]  # eq. 3 with C clusters, and with one for all
 
 
-def coarse(before: Gap, after: Gap, gain: str, images: int) -> float:
+def coarse(before: Gap, after: Gap, gain: str) -> float:
     """A gain in thousandths: of the scatter, or of the statistic before; told to three digits."""
     if gain == "share":
         value = round((before[0] / before[1] - after[0] / after[1]) * 1000) / 1000
     else:
-        value = _coarse(before[0], after[0], gain, images)
+        value = _coarse(before[0], after[0])
     return float(f"{value:.3g}")
 
 
-def _coarse(before: float, after: float, gain: str, images: int) -> float:
+def _coarse(before: float, after: float) -> float:
     whole = float(f"{before:.2e}")
-    unit = {"image": whole / images, "relative": 1.0, "sum": whole}[gain]
-    return round((before - after) / before * 1000) / 1000 * unit
+    return round((before - after) / before * 1000) / 1000 * whole
 
 
 @torch.no_grad()
@@ -219,7 +204,7 @@ def training(
         for s in sources:
             alone = updated(theta_0, own, {s: sources[s]}, {s: 1.0})
             after = gap(model, alone, images, C, cluster_seeds[t])
-            gains[s] = coarse(before, after, options.gain, len(images))
+            gains[s] = coarse(before, after, options.gain)
         w = attention(gains)
         past.append(w)
         model = copy.deepcopy(model)

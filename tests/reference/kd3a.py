@@ -39,24 +39,6 @@ def hard_vote(image: Image, gate: float) -> tuple[list[float], float, float]:
     return [float(c == winner) for c in range(len(votes))], float(some), votes[winner]
 
 
-def for_shares(images: list[Image]) -> list[Image]:
-    """Saerens et al., eq. 4, teacher by teacher: even classes at sources, q at the target.
-
-    q_c is the mean answer over images and teachers, with .3 images more of each class.
-    """
-    N, K, C = len(images), len(images[0]), len(images[0][0])
-    total = [sum(image[k][c] for image in images for k in range(K)) / K for c in range(C)]
-    q = [(t + 0.3) / (N + 0.3 * C) for t in total]
-    found = []
-    for image in images:
-        rows = []
-        for answer in image:
-            odds = [p * share / (1 / C) for p, share in zip(answer, q, strict=True)]
-            rows.append([value / sum(odds) for value in odds])
-        found.append(rows)
-    return found
-
-
 def quality(images: list[Image], team: Team, gate: float, form: str) -> float:
     """Eq. 7 for one team."""
     total = 0.0
@@ -115,19 +97,6 @@ def divergence_weights(distance: list[float], examples: list[int]) -> list[float
     """Eq. 6."""
     parts = [N * math.exp(-d) for N, d in zip(examples, distance, strict=True)]
     return [part / sum(parts) for part in parts]
-
-
-def mixed(
-    p: list[float], n: list[float], heard: list[bool], order: list[int], lam: float
-) -> tuple[list[float], list[float]]:
-    """Mixup among heard images: their numbers p and weights n, mixed in the given order of them."""
-    places = [i for i, h in enumerate(heard) if h]
-    p, n, old_p, old_n = list(p), list(n), p, n
-    for place, other in zip(places, order, strict=True):
-        partner = places[other]
-        p[place] = lam * old_p[place] + (1 - lam) * old_p[partner]
-        n[place] = lam * old_n[place] + (1 - lam) * old_n[partner]
-    return p, n
 
 
 def distillation_loss(logits: list[list[float]], p: list[list[float]], n: list[float]) -> float:
