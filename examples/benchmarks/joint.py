@@ -50,7 +50,7 @@ class Joint(Loop):
             self.DI = {k: D.Discriminator(d, sizes, seed_for(seed, n)) for k, n in names.items()}
         self.moves = {k: D.make_optimizer(DI, o.discriminator) for k, DI in self.DI.items()}
         self.part = dict(self.share)
-        if self.method == "fada" and o.statistics == "target":
+        if self.method == "fada":
             self.part = dict.fromkeys(self.share, 0.0) | {target: 1.0}
         names = list(self.sites)
         self.later = {n: sum(self.part[m] for m in names[i + 1 :]) for i, n in enumerate(names)}

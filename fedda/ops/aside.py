@@ -5,11 +5,14 @@ that output is a pipe, whose other end a thread writes to a file that never grow
 """
 
 import contextlib
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Any
 
 LARGEST = 10 * 2**20  # bytes of the file, before it is put aside
 KEPT = 3  # earlier files, which end in .1, .2 and .3
@@ -60,43 +63,35 @@ def aside(path: Path, *, also: bool = False) -> Iterator[Say]:
             file.close()
 
 
-class Rotating:
-    """A file of bytes that is put aside, as `NAME.1`, when it is large enough."""
+class Rotating(RotatingFileHandler):
+    """A file of text that is put aside, as `NAME.1`, when it is large enough; nobody else reads it.
+
+    What a full disk does not take is lost.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    terminator = ""
 
     def __init__(self, path: Path, largest: int = LARGEST) -> None:
-        """Open the file to append to it; nobody else may read it.
+        super().__init__(path, maxBytes=largest + 1, backupCount=KEPT, encoding="utf-8")
 
-        Raises:
-            OSError: it cannot be written.
-        """
-        self.path = path
-        self.largest = largest
-        self._open()
+    def _open(self) -> Any:
+        def opened(path: str, how: int) -> int:
+            file = os.open(path, how | os.O_NOFOLLOW, MODE)
+            os.fchmod(file, MODE)
+            return file
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opened)
 
     def write(self, data: bytes) -> None:
-        """Append bytes; what a full disk does not take is lost."""
-        with contextlib.suppress(OSError):
-            if self._size and self._size + len(data) > self.largest:
-                self.close()
-                for number in range(KEPT, 0, -1):
-                    former = self.path if number == 1 else self._aside(number - 1)
-                    if former.exists():
-                        former.replace(self._aside(number))
-                self._open()
-            self._size += os.write(self._file, data)
+        """Append some bytes of text."""
+        text = data.decode(errors="replace")
+        self.handle(logging.makeLogRecord({"msg": text}))
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-    def _aside(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
-
-    def _open(self) -> None:
-        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
-        self._file = os.open(self.path, how, MODE)
-        os.fchmod(self._file, MODE)
-        self._size = os.fstat(self._file).st_size
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on without the text, without a word: the console is somebody else's."""
 
 
 def flush() -> None:
