@@ -17,7 +17,7 @@ TORCH = $(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch torchvisio
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-all test-times coverage lint lock audit docs proto clean
+.PHONY: help demo test test-fast test-all coverage lint lock audit docs proto clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,9 +33,6 @@ test: $(VENV)/.installed-dev ## install what the tests need and run the tests: e
 
 test-all: $(VENV)/.installed-dev ## run every test there is, also those of the nightly workflow
 	$(TESTS) --ring nightly --durations 50
-
-test-times: $(VENV)/.installed-dev ## run every test, and write what each costs into tests/README.md
-	$(TESTS) --ring nightly --write-costs
 
 coverage: $(VENV)/.installed-dev ## run the gate's tests, and name the files of which they run less than 60 %
 	$(TESTS) --ring gate --cov --cov-report=

@@ -4,10 +4,9 @@ import gc
 import os
 import signal
 import sysconfig
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from clients.site.memory import resident
 from fedda import plugins
 from fedda.ops.distributions import ANY
 from fedda.ops.spawn import Process
-from tests import costs, forked, rings
+from tests import forked, rings
 from tests.federation import LOW, Federation
 from tests.local_grid import Node, make_domains
 from tests.processes import leaving_nothing
@@ -26,21 +25,16 @@ torch.set_num_threads(1)  # two cores and small tensors: more threads only wait 
 settings.register_profile("fedda", deadline=None, derandomize=True)
 settings.load_profile("fedda")
 
-METER = pytest.StashKey[costs.Meter]()
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the suite's own options."""
     group = parser.getgroup("fedda")
     group.addoption("--ring", choices=rings.RINGS, default="nightly", help=rings.HELP)
     group.addoption("--shuffle", type=int, metavar="SEED", help="run in an order drawn by chance")
-    group.addoption(
-        "--write-costs", action="store_true", help="write what each test cost into tests/README.md"
-    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of outer rings, and put the files that take longest first.
+    """Leave out the tests of outer rings, and put those over processes first.
 
     Otherwise one worker would still run a long file at the end while the other has nothing to do.
     """
@@ -49,9 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (seed := config.getoption("--shuffle")) is not None:
         Random(seed).shuffle(items)
         return
-    seconds = costs.seconds_by_file()
-    longest = max(seconds.values(), default=0.0)
-    items.sort(key=lambda item: -seconds.get(item.path.name, longest))  # unknown ones first
+    live = {item.path for item in items if rings.ring_of(item) != "fast"}
+    items.sort(key=lambda item: item.path not in live)
 
 
 def pytest_collection_finish() -> None:
@@ -65,26 +58,8 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let each report say what its test has computed, if that is asked for."""
-    report = yield
-    if METER in item.config.stash:
-        item.config.stash[METER].note(item, report)
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the table of costs, if it is asked for."""
-    if config.getoption("--write-costs"):
-        reports = (report for found in terminalreporter.stats.values() for report in found)
-        costs.write(costs.costs(reports))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Let tests find the same from a terminal, in a script's background and in an environment."""
-    if config.getoption("--write-costs"):
-        config.stash[METER] = costs.Meter()
     # An activated environment would hide that a program is only found in one.
     places = os.environ["PATH"].split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(p for p in places if p != sysconfig.get_path("scripts"))

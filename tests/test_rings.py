@@ -1,15 +1,14 @@
-"""The rings of the suite, and the table of what its tests cost."""
+"""The rings of the suite."""
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests import costs, rings
+from tests import rings
 
 
 def item(*marks: Any) -> Any:
@@ -85,49 +84,3 @@ def test_without_git_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.Mon
     rings.changed.cache_clear()
     assert rings.changed(tmp_path) == frozenset()
     rings.changed.cache_clear()
-
-
-def report(name: str, when: str, seconds: float, **said: Any) -> pytest.TestReport:
-    about = (name, ("x", 0, "x"), {}, "passed", None, when, (), seconds)
-    made = pytest.TestReport(*about)  # type: ignore[arg-type]
-    made.user_properties = list(said.items())
-    return made
-
-
-def test_the_table_adds_up_and_is_read_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = tmp_path / "README.md"
-    monkeypatch.setattr(costs, "TABLE", table)
-    assert costs.seconds_by_file() == {}
-    table.write_text("# About\n\ntext\n\nMeasured before.\n\nold\n")
-    found = costs.costs(
-        [
-            report("tests/test_a.py::one", "setup", 1.0, processor=0.5, ring="gate"),
-            report("tests/test_a.py::one", "call", 2.0, processor=1.5, ring="gate"),
-            report("tests/test_a.py::two[x|y]", "call", 4.0, processor=1.0, ring="fast"),
-            report("tests/test_b.py::one", "call", 8.0, processor=3.0, ring="nightly"),
-        ]
-    )
-    costs.write(found)
-    text = table.read_text()
-    assert text.startswith("# About\n\ntext\n\nMeasured with ") and "old" not in text
-    assert "| all | 3 | 4.0 | 3.0 | 8.0 | 15.0 | 6.0 |" in text
-    assert "| test_a.py | 2 | 4.0 | 3.0 |  | 7.0 | 3.0 |" in text
-    assert "| `test_a.py::two[x\\|y]` | fast | 4.0 | 1.0 |" in text
-    assert costs.seconds_by_file() == {"test_a.py": 7.0, "test_b.py": 0.0}
-
-
-@pytest.mark.slow
-def test_processors_seconds_count_children_too() -> None:
-    before = costs.processor_seconds()
-    work = "sum(i * i for i in range(3_000_000))"
-    with subprocess.Popen([sys.executable, "-c", f"{work}; print(); input()"], text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:  # fmt: skip
-        assert child.stdout is not None
-        child.stdout.readline()
-        alive = costs.processor_seconds()
-        child.communicate("\n")
-    assert (
-        before < alive <= costs.processor_seconds() + 0.02
-    )  # the kernel counts living ones in ticks
