@@ -61,7 +61,7 @@ compose up --detach --wait --wait-timeout 300
 
 echo "== what the sites' data look like, before any training"
 compose exec -T server fedda look --server /hub --out /runs/look --expect 4
-compose exec -T server test -s /runs/look/look.html
+compose exec -T server test -s /runs/look/look.json
 
 echo "== a run of KD3A with sealed models, a secure sum, and DILS, which sums gradients at the exchange"
 compose exec -T server fedda run kd3a --server /hub --dir /runs --rounds 1 -c train.lr=0.01 \

@@ -61,18 +61,6 @@ def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
         assert f"(gallery/{path.stem}.jpg)" in page and f"gallery/{path.name})" in page
 
 
-def test_the_readme_is_short_enough_to_be_read() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 1500
-
-
-def test_the_home_page_has_three_readers_with_three_links_each() -> None:
-    readers = (ROOT / "docs" / "index.md").read_text().split("\n## ")[1:]
-    assert len(readers) == 3
-    for reader in readers:
-        assert len(re.findall(r"^\d\. \[", reader, flags=re.MULTILINE)) == 3
-        assert len(re.findall(r"\]\(", reader)) == 3
-
-
 def test_the_paper_of_every_method_can_be_cited() -> None:
     """By the first address in its formulas' docstring; a method of ours cites none."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]
@@ -195,7 +183,6 @@ def test_the_picture_of_a_round_has_what_the_contract_says(hooks: Any, name: str
         assert not [n for n in (*rule.arrays, *rule.optional) if n not in " ".join(words)]
     sums = [each for each in drawing.iter("line") if each.get("class") == "sums"]
     assert bool(sums) == any(phase.gradients for phase in drawn)
-    assert max(map(len, words)) < 46
 
 
 def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> None:

@@ -350,26 +350,10 @@ def test_an_added_method_can_be_run(
 
 BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "cannot be imported": ({"__init__": "import gone_package"}, "No module named 'gone_package'"),
-    "fails": ({"algorithm": "1 / 0"}, "ZeroDivisionError: division by zero"),
-    "leaves": ({"__init__": "raise SystemExit(3)"}, "SystemExit: 3"),
     "has no METHOD": ({"algorithm": ""}, "tent_package.algorithm has no METHOD"),
-    "has another METHOD": ({"algorithm": "METHOD = 'tent'"}, "has no METHOD, a fedda.methods.M"),
-    "is named otherwise": (
-        {"algorithm": ALGORITHM.replace('"tent"', '"mint"')},
-        "METHOD of tent_package.algorithm is named 'mint'",
-    ),
-    "has no phases": ({"algorithm": ALGORITHM.replace("PHASES, {", "(), {")}, "phases need names"),
-    "has no settings": (
-        {"algorithm": ALGORITHM.replace("Config, PHASES", "dict, PHASES")},
-        "not a class derived from fedda.config.Section",
-    ),
     "has a setting without a default": (
         {"algorithm": ALGORITHM.replace("default=0.5, ", "")},
         "tent.pace is {}, which cannot be: Field required",
-    ),
-    "has a setting of no simple type": (
-        {"algorithm": ALGORITHM.replace("float = Field(default=0.5", "tuple = Field(()")},
-        "default of 'pace' is not a text, number or truth value",
     ),
     "has an odd preset": (
         {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
@@ -397,19 +381,14 @@ def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, 
     ("line", "why"),
     [
         ("tent = tent_module", "is not a package with a module 'algorithm'"),
-        ("tent = tent_package:thing", "is not a package with a module 'algorithm'"),
-        ("tent = tent_package:gone", "AttributeError"),
-        ("tent = tent_package.empty", "tent_package.empty has no module 'algorithm'"),
         ("tent = gone_package", "No module named 'gone_package'"),
     ],
 )
 def test_an_entry_point_must_name_a_package(
     install: Install, tmp_path: Path, line: str, why: str
 ) -> None:
-    install("tent_package", {"methods": line}, TENT | {"__init__": "thing = 1"})
+    install("tent_package", {"methods": line}, TENT)
     (tmp_path / "site-packages" / "tent_module.py").touch()
-    (tmp_path / "site-packages" / "tent_package" / "empty").mkdir()
-    (tmp_path / "site-packages" / "tent_package" / "empty" / "__init__.py").touch()
     (reason,) = reasons()
     assert why in reason
 
@@ -457,14 +436,6 @@ UNFINISHED: dict[str, tuple[dict[str, str], str]] = {
         "tent_package.strategy of tent_package 1.0 cannot be imported: ModuleNotFoundError",
     ),
     "no STRATEGY": ({"strategy": ""}, "tent_package.strategy has no STRATEGY, which tent needs"),
-    "a strange STRATEGY": (
-        {"strategy": "STRATEGY = dict"},
-        "builtins.dict is not derived from fedda.strategies.base.FedDA",
-    ),
-    "a STRATEGY that is no class": ({"strategy": "STRATEGY = 1"}, "1 is not derived from"),
-    "no client to import": ({"client": "import gone_package"}, "cannot be imported"),
-    "no Source": ({"client": TARGET}, "tent_package.client has no Source, which tent needs"),
-    "no Target": ({"client": "from fedda.clients.fedavg import Source"}, "has no Target"),
     "a strange Target": (
         {"client": CLIENT + "Target = dict"},
         "builtins.dict is not derived from fedda.clients.base.Client",
