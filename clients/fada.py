@@ -15,7 +15,6 @@ from fedda import models
 from fedda.adversarial.discriminators import mapping_loss
 from fedda.algorithms import fada
 from fedda.data import Labelled, Unlabelled
-from fedda.errors import ConfigError
 from fedda.exchange import Stream
 from fedda.models import Extension
 from fedda.wire import Packed
@@ -58,13 +57,12 @@ class Member(fdann.Member):
         """Take one step of all networks; DI moves by the sum of both sides' gradients."""
         apart = self.apart
         if apart is None:
-            z = seen = f_di = f_ds = self.features(indices)
+            z = f_di = f_ds = self.features(indices)
         else:
             z, f_di, f_ds = apart.split(lambda: self.features(indices))
-            seen = f_di if self.options.aligned == "invariant" else z
         loss, numbers = z.new_zeros(()), {}
         if self.copies:
-            pull, numbers = self.step(seen, len(indices))  # eqs. 4 and 5
+            pull, numbers = self.step(f_di, len(indices))  # eqs. 4 and 5
             loss = weight * pull
         if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
             numbers["loss"] = labelled[0].detach()
@@ -117,17 +115,7 @@ class Member(fdann.Member):
         return D
 
     def against(self, z: Tensor) -> Tensor:
-        """Eq. 5: this side's half against every DI_i, averaged -> scalar.
-
-        Raises:
-            ConfigError: DI is for f_di, which has another width than the features.
-        """
-        if z.shape[1] != self.model.head.in_features:
-            raise ConfigError(
-                f"fada.aligned is features, of which there are {z.shape[1]}, but the last of "
-                f"fada.layers.disentangler is {self.model.head.in_features}; make them equal, or "
-                "set fada.aligned to invariant."
-            )
+        """Eq. 5: this side's half against every DI_i, averaged -> scalar."""
         fixed = z.detach().requires_grad_()  # each DI moves before the features' step is taken
         losses = {n: mapping_loss(self.half, c.DI, fixed) for n, c in self.copies.items()}
         (g,) = torch.autograd.grad(self.combined(losses), fixed)

@@ -47,7 +47,7 @@ class FADA(FDANN):
         self.enough(len(models))
         if self.options.adapts and own is None:
             raise QuorumError(f"{target.name} (target) gave no usable reply in this round.")
-        base = start(sent, own, self.options.target_share)
+        base = start(sent, own)
         kept = statistics_of(own) if own else {}
         self.weights = w = self.attend(sent, base, models, kept)
         means = {
@@ -77,15 +77,12 @@ class FADA(FDANN):
         return dict(zip(models, w, strict=True))
 
 
-def start(sent: Arrays, own: Arrays | None, share: float) -> Arrays:
-    """Theta_T: the model that was sent, with a share of the target's own change -> a model.
+def start(sent: Arrays, own: Arrays | None) -> Arrays:
+    """Theta_T: the target's own model, or the one that was sent -> a model.
 
     The head is the sent one: the target has no labels to train it.
     """
-    if own is None or not share:
-        return sent
-    return {n: a + np.asarray(share, a.dtype) * (own[n] - a) if a.dtype.kind == "f" else own[n]
-            for n, a in sent.items()} | heads_of(sent)  # fmt: skip
+    return sent if own is None else own | heads_of(sent)
 
 
 def moved(

@@ -460,8 +460,8 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     "settings",
     [
         {"fada.layers.class-norm": False, "exchange.p": 2},
-        {"fada.aligned": "features", "fada.layers.disentangler": "12,16", "wire.dtype": "float16"},
-        {"fada.disentanglers": "mean", "fada.target-share": 0.0},
+        {"fada.layers.disentangler": "12,16", "wire.dtype": "float16"},
+        {"fada.disentanglers": "mean"},
         {"fada.weighting": "uniform", "sources-per-round": 2, "rounds": 3},
         {"fada.layers.dropout-first": True, "fada.layers.dropout": 0.3, "fada.pace": 2.0},
     ],
@@ -476,15 +476,6 @@ def test_a_run_works_with_every_choice(
     found, other = model_of(results), model_of(usual)
     same = [n for n in found if n in other and found[n].shape == other[n].shape]
     assert any(not torch.equal(found[n], other[n]) for n in same)
-
-
-def test_features_of_another_width_than_the_identifiers_are_refused(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    events: list[dict[str, Any]] = []
-    with pytest.raises(QuorumError):
-        run(domains, SETTINGS | runs | {"fada.aligned": "features", "wait.tries": 1}, events.append)
-    assert Code.CONFIG.public in {e.get("text") for e in events}
 
 
 @pytest.mark.parametrize("form", ["II", "III"])

@@ -58,7 +58,7 @@ class Joint(Loop):
 
     def shares(self) -> dict[str, float]:
         """a_i by site, as the server weighs the models that it receives."""
-        own = {self.target: self.options.target_share} if self.method == "fada" else {}
+        own = {self.target: 1.0} if self.method == "fada" else {}
         names = [name for name in self.sites if name not in own]
         counts = torch.tensor([len(self.data[name]) for name in names])
         each = weights(counts, self.options.weighting).tolist()

@@ -93,13 +93,7 @@ class Config(Section):
     gain_images: int = Field(default=1000, ge=0, le=1_000_000)
     """eq. 3 is measured on so many of the target's images, the same ones in every round (rounded up
     to whole blocks of the site's); 0: all of the round's"""
-    target_share: float = Field(default=1.0, ge=0, le=1)
-    """share of the target's own update that the next model has; 0: the sources' alone, as line 16
-    of algorithm 1 says"""
     discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes="256")
-    aligned: Literal["invariant", "features"] = "invariant"
-    """what DI sees in model III: f_di, as tables 6 and 8 and the parent code, or the features z
-    that eqs. 4 and 5 print"""
     disentanglers: Literal["stay", "mean"] = "stay"
     """stay: no part of D leaves its site; mean: the branch of f_di is sent and averaged with G and
     C"""
@@ -138,7 +132,6 @@ PAPER: dict[str, Scalar] = {
     "parts": "all",
     "weighting": "attention",
     "gain": "sum",
-    "aligned": "invariant",
     "disentanglers": "stay",
     "discriminator.sizes": "256",
     "discriminator.optimizer": "sgd",
