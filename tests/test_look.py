@@ -559,8 +559,6 @@ def test_alike_sites_and_the_odd_one() -> None:
     assert text(*alike) == "All sites are alike: no drift is 0.3 or more."
     said = text(*alike, tells("d", rows(300, seed=3) + 20))
     assert "Alike (drift below 0.3) are a and b" in said and "d is odd: its median drift is" in said
-    target = tells("t", rows(300, seed=4) + 3, role="target", classes={})
-    assert "The target t is nearest to" in text(*alike, target)
 
 
 def test_what_makes_training_hard_is_said() -> None:
@@ -604,8 +602,6 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
 def test_images_of_other_colours_sizes_and_brightness() -> None:
     gray, colour = tells("g", photos(100)), tells("c", photos(100, 1, channels=3))
     assert "Images are gray at g, else in colour" in text(gray, colour)
-    dark = tells("d", photos(100, 2, bright=60) // 3)
-    assert "d is darker than the others" in text(gray, dark, tells("h", photos(100, 3)))
     assert "several sizes" in text(gray, replace(gray, name="s", shape=(1, 0, 0)))
 
 

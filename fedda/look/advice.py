@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedda.data.naming import listed, option, quoted, unlike
-from fedda.maths.summaries import FLOOR, LEAST, drift
+from fedda.maths.summaries import FLOOR, drift
 
 from .account import Account
 
@@ -17,7 +17,6 @@ ALIKE = 0.3  # sites with less drift are called alike
 ODD = 1.5  # times the others' median drift, from which on a site is odd
 SMALL = 5  # times fewer examples than the median
 WIDTH = 5  # times wider or narrower than the others' range
-BRIGHT = 0.2  # difference of mean pixels, which are from 0 to 1
 TINY = 64  # pixels a side; no preset is for smaller images
 MANY = 128  # columns, from which on vectors without gaps are taken for features
 OFTEN = 0.05  # share of columns with another range, from which on it is said
@@ -62,13 +61,6 @@ def _alike(told: Sequence[Account], found: Drifts) -> Iterator[str]:
     elif known:
         words = f"Alike (drift below {ALIKE}) are {listed(near)}."
         yield words if near else f"No two sites are alike: every drift is {ALIKE} or more."
-    for target, row in zip(told, found, strict=True):
-        sources = zip(told, row, strict=True)
-        far = [(d, s.name) for s, d in sources if s.role == "source" and d is not None]
-        if target.role == "target" and len(far) > 1:
-            (d, close), (d2, farthest) = min(far), max(far)
-            yield f"The target {target.name} is nearest to {close} ({d})"
-            yield f"and farthest from {farthest} ({d2})."
 
 
 def _odd(told: Sequence[Account], found: Drifts) -> Iterator[str]:
@@ -127,22 +119,13 @@ def _sizes(told: Sequence[Account]) -> Iterator[str]:
         if SMALL * site.examples < middle:
             count = f"{site.examples} or so" if site.examples else f"fewer than {FLOOR}"
             yield f"{site.name} is much smaller than the others ({count} examples)."
-        if not site.arrays:
-            yield f"{site.name} tells no statistics: it has fewer than {LEAST} examples,"
-            yield "or gray images that need input.window."
 
 
 def _ranges(told: Sequence[Account]) -> Iterator[str]:
     for site in told:
         form = (site.kind, site.shape[0])
         others = [o for o in told if o is not site and o.arrays and (o.kind, o.shape[0]) == form]
-        if not site.arrays or not others:
-            continue
-        if site.images:
-            its, theirs = (float(_middle(some, "mean").mean()) for some in ([site], others))
-            if abs(its - theirs) > BRIGHT:
-                word = "darker" if its < theirs else "brighter"
-                yield f"{site.name} is {word} than the others (mean {its:.2f}, not {theirs:.2f})."
+        if site.images or not site.arrays or not others:
             continue
         odd = _other_ranges(site, others)
         if len(odd) > OFTEN * site.shape[0]:  # of many columns some are apart by chance
@@ -186,10 +169,6 @@ def _gaps(told: Sequence[Account]) -> Iterator[str]:
         if site.arrays and (gaps := site.arrays["missing"][site.arrays["missing"] > 0].tolist()):
             most = f"up to {100 * max(gaps):.0f} %"
             found.append(f"{site.name} in {len(gaps)} of {site.shape[0]} columns ({most})")
-            if empty := [
-                site.column(c) for c, gap in enumerate(site.arrays["missing"]) if gap == 1
-            ]:
-                yield f"{site.name} has no number in {listed(empty)}."
     if found:
         yield f"There are gaps at {listed(found)}: input.missing fills them."
 
