@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import IO, Any
 
+from fedda import flower
 from fedda.ops.spawn import Process, die_with_parent
 
-MODULES = ["clients.app", "clients.node.resident", "fedda.cli", "flwr.superlink.main", "torch"]
+MODULES = ["clients.app", "clients.node.resident", "fedda.cli", *flower.OF_THE_SERVER, "torch"]
 CONTEXT = multiprocessing.get_context("forkserver")
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fedda import flower
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fedda", "clients", "strategies", "server")
 
@@ -161,7 +163,7 @@ def test_a_site_loads_no_tracker_and_no_exporter() -> None:
 @pytest.mark.slow
 def test_the_server_that_sites_dial_loads_no_torch() -> None:
     """It would take half a gigabyte; only the programs of runs need it."""
-    found = loaded("fedda.cli", "server.superlink.gateway", "flwr.cli.build", "flwr.superlink.main")
+    found = loaded("fedda.cli", "server.superlink.gateway", *flower.OF_THE_SERVER)
     assert not found & {"torch", "sklearn", "scipy", "pandas"}
 
 

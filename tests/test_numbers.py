@@ -171,7 +171,7 @@ LINEAR = {"model__name": "identity", "model__hidden": "", "guard__max_change": 0
 LINEAR |= {"guard__max_update": 0.0}
 
 
-@pytest.mark.parametrize("weighting", ["focus", "h-divergence"])
+@pytest.mark.parametrize("weighting", ["focus", "examples"])
 @pytest.mark.parametrize("relay", ["open", "sealed"])
 def test_a_teacher_that_one_image_lights_does_not_teach(
     domains: list[Node],

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from fedda.errors import RunError
 from fedda.flower.supported import RANGE, installed, refusal
 
+OF_THE_SERVER = ("flwr.cli.build", "flwr.superlink.main")  # what a server imports of it
 TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no such layer
 
 if TYPE_CHECKING:
