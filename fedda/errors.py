@@ -18,6 +18,7 @@
     ├── PolicyError     the site's policy does not allow what was asked
     │   └── BatchError    its steps would be over fewer images than the site allows
     ├── BudgetError     a budget of the site's policy is spent
+    ├── DiskError       a disk is full
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -25,7 +26,10 @@ names or data, so they stay at the site. Only the error's `Code` crosses the wir
 puts it into words by `Code.public`.
 """
 
+import errno
 from enum import IntEnum
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room to write more
 
 
 class Code(IntEnum):
@@ -49,6 +53,7 @@ class Code(IntEnum):
     SECURE = 1015
     BATCH = 1016
     ORIGIN = 1017
+    DISK = 1018
 
     @property
     def public(self) -> str:
@@ -80,6 +85,7 @@ _PUBLIC = {
     "default suits a site's default --min-images), or ask the site's operator",
     Code.ORIGIN: "the site was sent a model that does not come from a first one that it knows; a "
     "run with --start-from, or with weights of a file, needs the same file at the site",
+    Code.DISK: "the site's disk is full; its operator makes room there, and the site goes on",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 
@@ -102,6 +108,8 @@ def code_of(error: BaseException) -> Code:
     """The code for an exception, one of fedda's or any other."""
     if isinstance(error, FeddaError):
         return error.code
+    if isinstance(error, OSError) and error.errno in FULL:
+        return Code.DISK
     # torch reports a full GPU with its own error, which derives from RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Code.MEMORY
@@ -178,6 +186,10 @@ class BatchError(PolicyError):
 
 class BudgetError(FeddaError):
     code = Code.BUDGET
+
+
+class DiskError(FeddaError):
+    code = Code.DISK
 
 
 class RunError(FeddaError):

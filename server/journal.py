@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import FeddaError
+from fedda.errors import Code, FeddaError, code_of
 from fedda.ops.lock import GoingOnError
 from fedda.results.read import Event
 from fedda.results.story import added, facts
@@ -73,7 +73,13 @@ class Journal:
             self.write("failed", error=type(error).__name__, text=text)
             raise
         except BaseException as error:
-            self.write("failed", error=type(error).__name__, text="the run's program failed")
+            text = "the run's program failed"
+            if code_of(error) is Code.DISK:
+                text = (
+                    f"the disk of {self.path.parent if self.path else 'the run'} is full; make "
+                    "room there, and --resume goes on with the run, of which nothing is lost"
+                )
+            self.write("failed", error=type(error).__name__, text=text)
             raise
 
     def past(self, event: str) -> Iterator[Event]:

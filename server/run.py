@@ -217,7 +217,7 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
     joined = sites.gather(classes_without_sources(config, start))
     check_start(config, start, joined)
     members = joined.bounded(config.guard.max_examples)
-    for name in (n for n, count in joined.counts.items() if members.counts[n] < count):
+    for name in (n.name for n in joined.sources if members.counts[n.name] < n.examples):
         text = f"claims {joined.counts[name]} examples and counts as {members.counts[name]}"
         text += " beside all sources"
         journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")

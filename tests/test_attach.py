@@ -1,6 +1,7 @@
 """A run that goes on is watched, ended and gone on with by other commands than its own."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -171,6 +172,10 @@ def test_a_simulated_run_leaves_its_last_word_in_the_journal(tmp_path: Path) -> 
             raise error
     failed = [e["error"] for e in journal.past("failed")]
     assert failed == ["KeyboardInterrupt", "RunError", "ValueError"]
+    with pytest.raises(OSError, match="full"), journal.ending():
+        raise OSError(errno.ENOSPC, "full")
+    *_, last = journal.past("failed")
+    assert f"the disk of {tmp_path} is full; make room there, and --resume" in last["text"]
 
 
 # ---- for whom a run waits ----------------------------------------------------------------------

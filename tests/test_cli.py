@@ -1,5 +1,6 @@
 """What the commands refuse, how they end, and which files they leave unchanged."""
 
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from fedda import __version__
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
+from fedda.cli.exits import as_a_program, clear_exit
 from fedda.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.flower.supported import installed
@@ -377,3 +379,32 @@ def test_a_client_says_where_it_connects_before_it_does(
     assert (done.exit_code, said) == (0, ["connecting to hub:1, directly, through no proxy"]), (
         done.output
     )
+
+
+def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    """In a process of its own, as the last flush comes at its end."""
+    code = "import sys; sys.argv = ['fedda', 'methods']; from fedda.cli import main; main()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, check=False)
+    assert done.returncode == 1
+    said = capfd.readouterr().err
+    assert said == "error: the output cannot be written (No space left on device); make room\n"
+
+
+def test_a_full_disk_without_a_files_name_is_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(typer.Exit), clear_exit():
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert capsys.readouterr().err.endswith("(No space left on device); make room there\n")
+
+
+def test_an_account_without_a_home_can_import_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("FLWR_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    with as_a_program():
+        assert os.environ["FLWR_HOME"]
+    monkeypatch.delenv("FLWR_HOME")

@@ -61,6 +61,10 @@ def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
         assert f"(gallery/{path.stem}.jpg)" in page and f"gallery/{path.name})" in page
 
 
+def test_the_readme_is_short_enough_to_be_read() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
+
+
 def test_the_paper_of_every_method_can_be_cited() -> None:
     """By the first address in its formulas' docstring; a method of ours cites none."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["references"]

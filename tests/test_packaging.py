@@ -267,3 +267,20 @@ def test_flower_builds_the_app_and_the_checkout(
         packed.unlink()
         assert names == {"pyproject.toml", ".info/CONTENT", *modules}
         assert config["tool"]["flwr"]["app"] == TABLES["tool"]["flwr"]["app"]
+
+
+def test_a_clone_hides_no_package_in_the_folder_that_holds_it(tmp_path: Path) -> None:
+    """An editable install is a path, which a folder of the same name does not win against."""
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert about["tool"]["distutils"]["editable_wheel"]["mode"] == "compat"
+    (tmp_path / "fedda").symlink_to(ROOT)
+    code = f"import sys; sys.path.append({str(ROOT)!r}); import fedda; print(fedda.load.__name__)"
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.stdout == "load\n", made.stderr

@@ -1,10 +1,12 @@
 """A site's policy: what it refuses before any work, its budgets, and where the site dials."""
 
 import datetime as dt
+import errno
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,7 +25,7 @@ from clients.node.failures import RunOver, Unreachable
 from clients.node.fleet import Fleet
 from clients.policy import words
 from clients.policy.gate import Gate
-from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Policy, Times
+from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Budget, Policy, Times
 from clients.policy.spent import Spent, UsedBudget
 from clients.site import state
 from clients.site.memory import Site, resident
@@ -37,8 +39,10 @@ from fedda.errors import (
     Code,
     ConfigError,
     DataError,
+    DiskError,
     PolicyError,
     QuorumError,
+    code_of,
     public,
 )
 from fedda.exchange import Group, Invitation, LocalHost
@@ -627,3 +631,25 @@ def test_a_client_with_a_wrong_policy_does_not_join(tmp_path: Path) -> None:
     arguments += ["--policy", tmp_path / "policy.toml"]
     done = CliRunner().invoke(client_command, [str(a) for a in arguments])
     assert done.exit_code == 1 and "budget.round" in done.output
+
+
+def test_a_full_disk_asks_for_room_and_for_no_new_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = Spent(tmp_path, Budget(rounds=5))
+    spent.request("first", rounds=1)
+    with sqlite3.connect(spent.path) as base:
+        (pages,) = base.execute("PRAGMA page_count").fetchone()
+    connect = sqlite3.connect
+
+    def full(*words: Any, **more: Any) -> sqlite3.Connection:
+        base = connect(*words, **more)
+        base.execute(f"PRAGMA max_page_count = {pages}")
+        return base
+
+    monkeypatch.setattr(sqlite3, "connect", full)
+    with pytest.raises(DiskError, match="make room there, and leave this file") as caught:
+        spent.request("x" * 5000, rounds=1)
+    assert code_of(caught.value) is code_of(OSError(errno.ENOSPC, "full")) is Code.DISK
+    monkeypatch.undo()
+    assert spent.used().rounds == 1

@@ -302,3 +302,19 @@ def test_a_run_over_dicom_files_keeps_nothing_of_their_headers(
     assert len(files) > 5 and not [f for f in files if CANARY.encode() in f.read_bytes()]
     config = json.loads((tmp_path / "runs" / "one" / "config.json").read_text())
     assert config["input.window"] == "900,1900"
+
+
+def test_dicom_is_known_by_its_content_and_nifti_is_named(tmp_path: Path) -> None:
+    for name in ("IM0001", "1.2.840.5", "scan.dcm"):
+        (tmp_path / "site" / "ill").mkdir(parents=True, exist_ok=True)
+        dicom(tmp_path / "site" / "ill" / name, SCAN)
+    (tmp_path / "site" / "ill" / "notes").write_text("no image")
+    found = data.describe(tmp_path / "site", "source")
+    assert found.train == 3 and "notes" in " ".join(found.warnings)
+    assert len(data.load_source(tmp_path / "site")) == 3
+    brain = tmp_path / "brains" / "ill"
+    brain.mkdir(parents=True)
+    (brain / "s0.nii.gz").write_bytes(b"0")
+    for role in ("source", "target"):
+        with pytest.raises(DataError, match=r"s0\.nii\.gz is NIfTI, a volume of many images"):
+            data.describe(brain.parent, role)

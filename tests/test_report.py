@@ -19,7 +19,7 @@ from fedda.cli import app
 from fedda.errors import RunError
 from fedda.results.picture import plot
 from fedda.results.progress import Display, clock, follow
-from fedda.results.read import human, load, short_title, spans, summary, title
+from fedda.results.read import by_class, human, load, short_title, spans, summary, title
 from fedda.results.terminal import table
 from fedda.settings import RunConfig
 
@@ -182,7 +182,7 @@ def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> No
     events = [silent | {"round": r} for r in (7, 3, 4, 5)]
     events.append({"what": "no offer", "site": "node 1", "text": "a \x1b[31mred\nline [bold]"})
     text = printed(results(events=events))
-    assert "troubles (5)" in text
+    assert "troubles (2)" in text
     assert "KD3A, seed 1, rounds 3-5, 7: clp: no reply" in text
     assert "node 1: a  [31mred line [bold]" in text
     assert "\x1b" not in text
@@ -325,11 +325,11 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     assert lines == [
         "waiting for sites to join",
         "joined: clp: source, 3 examples",
-        "FedAvg (source-only), seed 2 of 2: 12 rounds",
+        "FedAvg (source-only), seed 4 (2 of 2): 12 rounds",
         "  round 1/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:34 left",
         "  round 10/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:16 left",
         "  round 12/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 1:12 left",
-        "KD3A, seed 2 of 2: going on after round 10 of 12",
+        "KD3A, seed 4 (2 of 2): going on after round 10 of 12",
         "round 11: clp: no reply",
         "  round 11/12: loss 0.500, infomax 1.500, 6.0 s per round, 1:42 left",
         "node 2:  [2Jbad",
@@ -397,3 +397,36 @@ def test_follow_passes_over_an_earlier_try_and_reads_the_rest_when_stopped(tmp_p
 
     assert [e["event"] for e in follow(path, stop, offset)] == ["last words"]
     assert list(follow(tmp_path / "never.jsonl", lambda: True)) == []
+
+
+def test_a_trouble_that_lasts_is_said_once() -> None:
+    absent = {"event": "trouble", "what": "absent", "site": "clp", "text": "not connected"}
+    events = [absent | {"method": "kd3a", "seed": 0, "round": r} for r in (2, 3, 4, 7)]
+    lines = shown(Display(console=Console(file=io.StringIO(), width=80)), events)
+    assert lines == [f"round {r}: clp: not connected" for r in (2, 7)]
+
+
+def test_accuracy_by_class_is_that_of_all_trainings() -> None:
+    told = {"counts": [[30, 10], [0, 0]], "tests": [40, 0]}
+    run = results()
+    run["classes"] = ["a", "b"]
+    (training,) = run["trainings"]["kd3a"][:1]
+    training["answers"] = {"last": told}
+    assert by_class(run, "kd3a", "last") == [0.75, None]
+    assert by_class(run, "kd3a", "refined") == by_class(run, "fedavg", "last") == []
+    text = " ".join(printed(run).split())
+    assert "by class sites count in tens" in text and " a 75 " in text.replace("–", "")
+
+
+def test_the_runs_of_a_folder_are_listed(tmp_path: Path) -> None:
+    for name in ("done", "begun"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").touch()
+    (tmp_path / "done" / "results.json").write_text(json.dumps(results() | {"final_accuracy": 0.5}))
+    started = {"target": "east", "settings": {"method": "shot"}}
+    (tmp_path / "begun" / "launch.json").write_text(json.dumps(started))
+    said = CliRunner().invoke(app, ["runs", "--dir", str(tmp_path), "--json"]).stdout
+    found = {each["name"]: each for each in json.loads(said)["runs"]}
+    assert (found["done"]["state"], found["done"]["accuracy"]) == ("finished", 0.5)
+    assert found["begun"]["state"] == "not begun"
+    assert (found["begun"]["method"], found["begun"]["target"]) == ("shot", "east")

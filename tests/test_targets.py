@@ -663,10 +663,10 @@ def test_progress_names_the_target_where_there_are_several(
 
     text = shown(run__name="both")
     for name in TARGETS:
-        for number in (1, 2):
-            assert text.count(f"KD3A on {name}, seed {number} of 2: 1 round, ") == 1
+        for number, seed in ((1, 4), (2, 5)):
+            assert text.count(f"KD3A on {name}, seed {seed} ({number} of 2): 1 round, ") == 1
     text = shown(run__name="one", run__target="village")
-    assert "KD3A, seed 1 of 2: 1 round, " in text and " on " not in text
+    assert "KD3A, seed 4 (1 of 2): 1 round, " in text and " on " not in text
 
 
 # ---- the commands ------------------------------------------------------------------------------

@@ -189,11 +189,11 @@ def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
 def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it stands, but with fewer rounds."""
     code = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    assert 'target="fonts", ' in code
+    assert "rounds=2, " in code
     digits.build(tmp_path / "digits", seed=0, train=300, test=40)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(code.replace('target="fonts", ', 'target="fonts", rounds=1, '), names)
+    exec(code.replace("rounds=2, ", "rounds=1, "), names)
     assert set(names["run"].results.accuracies) == {"fedavg", "kd3a"}
 
 

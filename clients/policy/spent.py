@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedda.errors import BudgetError, DataError
+from fedda.errors import BudgetError, DataError, DiskError
 from fedda.secure.accountant import Steps, epsilon
 
 from .rules import Budget, Privacy
@@ -132,6 +132,11 @@ class Spent:
                         base.execute(f"CREATE TABLE IF NOT EXISTS {what} {columns}")
                     yield base
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+                raise DiskError(
+                    f"The disk of {self.path} is full, so nothing can be booked and nothing is "
+                    "answered; make room there, and leave this file, which says what was spent."
+                ) from None
             raise DataError(
                 f"The budgets in {self.path} cannot be read or written ({error}); without them "
                 "nothing is answered. Restore the file, or move it away to begin anew."

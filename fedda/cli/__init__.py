@@ -20,6 +20,7 @@ from fedda.cli import (
     refine,
     report,
     run,
+    runs,
     select,
     settings,
     superlink,
@@ -28,7 +29,7 @@ from fedda.cli import (
     weights,
 )
 from fedda.cli import client as client_command
-from fedda.cli.exits import streams_end_clearly
+from fedda.cli.exits import as_a_program
 from fedda.cli.helped import HelpedGroup
 from fedda.flower.supported import refusal
 
@@ -47,6 +48,7 @@ app.command()(demo.demo)
 app.command()(new.new)
 app.command()(look.look)
 app.command()(run.run)
+app.command()(runs.runs)
 app.command()(watch.attach)
 app.command()(watch.stop)
 app.command()(compare.compare)
@@ -72,14 +74,14 @@ app.command(hidden=True)(client_command.client)
 def main() -> None:
     """Entry point of `fedda`."""
     _refuse_other_flower()
-    with streams_end_clearly():
+    with as_a_program():
         app()
 
 
 def client() -> None:
     """Entry point of `fedda-client`."""
     _refuse_other_flower()
-    with streams_end_clearly():
+    with as_a_program():
         client_command.app()
 
 

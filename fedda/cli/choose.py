@@ -38,6 +38,7 @@ def choose(
     ),
     jobs: Annotated[int, typer.Option(min=0)] = 0,
     threads: Annotated[int, typer.Option(min=1)] = 1,
+    device: str = "auto",
     *,
     reading: "Reading",
 ) -> None:
@@ -72,6 +73,7 @@ def choose(
         out: Folder for all that is written.
         jobs: Trainings at a time. 0: cores divided by --threads.
         threads: CPU threads of each training.
+        device: auto, cpu or cuda:N.
     """
     on_terminate()
     from fedda.comparison import options
@@ -83,7 +85,7 @@ def choose(
         variants.sort(key=lambda v: v.method != REFERENCE)
         flat = options.shared_of(change or [], preset or [], rounds)
         plan = options.plan_of(
-            data, target, seeds, variants, flat, out, "", "process", threads, reading
+            data, target, seeds, variants, flat, out, "", "process", threads, reading, device
         )
         if len(plan.targets) != 1:
             raise RunError(f"--target {target} names several domains; a choice is for one.")

@@ -33,6 +33,7 @@ def compare(
     engine: Literal["process", "ray"] = "process",
     jobs: Annotated[int, typer.Option(min=0)] = 0,
     threads: Annotated[int, typer.Option(min=1)] = 1,
+    device: str = "auto",
     poison: Annotated[str, typer.Option(metavar="NAME=PERCENT,...")] = "",
     baseline: Annotated[str, typer.Option(metavar="METHOD")] = REFERENCE,
     oracle: Annotated[bool, typer.Option("--oracle")] = False,
@@ -79,6 +80,7 @@ def compare(
         engine: process: one site after the other; ray: Flower's simulation.
         jobs: Trainings at a time. 0: cores divided by --threads; 1 with CUDA or ray.
         threads: CPU threads of each training.
+        device: auto, cpu or cuda:N.
         poison: Share of labels to flip at these sources, for every method.
         baseline: Method that the others are compared with; it is trained even if METHODS does not
             name it. none: show no differences.
@@ -93,7 +95,7 @@ def compare(
         variants, base = options.variants_of(methods, baseline, oracle)
         flat = options.shared_of(change or [], preset or [], rounds)
         plan = options.plan_of(
-            data, target, seeds, variants, flat, out, poison, engine, threads, reading
+            data, target, seeds, variants, flat, out, poison, engine, threads, reading, device
         )
         _perform(plan, options.jobs_of(jobs, threads, engine), base, _command(context))
 

@@ -5,15 +5,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import typer
 
-from fedda.errors import FeddaError, KeyFileError
+from fedda.errors import FULL, FeddaError, KeyFileError
 from fedda.ops.proxies import loopback_is_direct
 from fedda.results.plainly import echo
 
 KEY_TROUBLE, INTERRUPTED = 3, 130
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room to write more
 
 
 @contextmanager
@@ -45,8 +45,15 @@ def interruptible(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def streams_end_clearly() -> Iterator[None]:
-    """End a whole program with a sentence where its output goes to a file whose disk is full."""
+def as_a_program() -> Iterator[None]:
+    """End a whole program with a sentence where its output goes to a file whose disk is full.
+
+    And give Flower, which asks for it when it is imported, a home where the account has none.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ.setdefault("FLWR_HOME", "/nonexistent")
     try:
         try:
             yield

@@ -63,7 +63,7 @@ def concluding(folder: Path) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, StoppedError):
-        echo(f"\nstopped{resume_hint(folder)}", err=True)
+        echo(f"\nstopped{resume_hint(folder, stopped=True)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     except GoingOnError:
         raise

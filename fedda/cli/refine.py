@@ -11,7 +11,7 @@ from fedda.cli.export import chosen, settings_of
 from fedda.cli.its_files import reads_files
 from fedda.config import Shares
 from fedda.errors import ConfigError
-from fedda.halves import REFERENCE
+from fedda.halves import REFERENCE, load
 from fedda.results.plainly import echo
 from fedda.results.read import MODEL, REFINED, label
 
@@ -31,6 +31,7 @@ def refine(
     method: str = "",
     seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
     target: str = "",
+    device: str = "auto",
     *,
     reading: "Reading",
 ) -> None:
@@ -56,6 +57,7 @@ def refine(
         method: Refine a training of this method.
         seed: Refine the training of it.
         target: Refine the training of this target, if the run had several.
+        device: auto, cpu or cuda:N.
     """
     with clear_exit():
         source = chosen(run, method, seed, target)
@@ -65,11 +67,15 @@ def refine(
         from fedda import models, refining  # torch takes seconds to import
         from fedda.data import load_evaluation, load_target
 
+        chosen_device = load("clients", "site.memory").pick_device(device)
         model, meta = models.load(source)
+        model.to(chosen_device)
         form = reading.form(meta.inputs)
         x = refining.inputs(model, load_target(data, **form).x)
         about = meta.config, meta.shape, strength, shares
-        made = refining.refined_model(_source_only(source, meta), model, x, *about)
+        source_only = _source_only(source, meta)
+        source_only = source_only and source_only.to(chosen_device)
+        made = refining.refined_model(source_only, model, x, *about)
         kept = refining.distilled(made, x) if linear else made.model
         about = {"config": meta.config, **meta.inputs._asdict()}
         models.save(place, kept, classes=meta.classes, **about)

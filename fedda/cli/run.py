@@ -15,7 +15,7 @@ from fedda.ops.engines import check_engine
 from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
-LOCAL = ("engine", "poison", "threads", *OPTIONS, "teacher")
+LOCAL = ("engine", "poison", "threads", "device", *OPTIONS, "teacher")
 REMOTE = ("server", "superlink", "ca")
 SeedsOption = Annotated[
     str,
@@ -54,6 +54,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
     ] = None,
     threads: Annotated[int, typer.Option(min=1)] = 1,
+    device: str = "auto",
     *,
     files: dict[str, Any],
     server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
@@ -108,6 +109,7 @@ def run(
         teacher: A simulated target's own teacher, as of `fedda-client --teacher`.
         threads: CPU threads of a simulated site. More are faster, but the two engines give the same
             bits only with the same number.
+        device: Of simulated sites: auto, which takes the first GPU if there is one, cpu or cuda:N.
         server: The folder that `fedda superlink` was given as --dir.
         superlink: A SuperLink not started by `fedda superlink`; it must share the folder --dir.
         ca: Certificate authority of that SuperLink.
@@ -142,6 +144,7 @@ def run(
                 str(server.absolute()),
                 superlink,
                 str(ca.absolute()) if ca else "",
+                device=device,
                 teacher=str(teacher.absolute()) if teacher else "",
                 **files,
             )

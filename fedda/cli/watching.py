@@ -262,9 +262,11 @@ def stop(folder: Path) -> None:
         time.sleep(0.2)
 
 
-def resume_hint(folder: Path) -> str:
-    """Return the command that resumes the run; empty if there is no checkpoint yet."""
-    checkpoints = any(folder.glob("*/checkpoint.json"))
+def resume_hint(folder: Path, stopped: bool = False) -> str:
+    """Return the command that resumes the run; empty if it failed before its first checkpoint."""
+    checkpoints = any(folder.glob("*/checkpoint.json")) or (
+        stopped and (folder / JOURNAL).is_file()
+    )
     return f"\ngo on with: fedda run --resume {folder}" if checkpoints else ""
 
 

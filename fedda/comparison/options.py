@@ -8,6 +8,7 @@ from fedda import plugins
 from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
+from fedda.halves import load
 from fedda.ops import system
 from fedda.ops.engines import check_engine
 from fedda.results.plainly import echo
@@ -61,6 +62,7 @@ def plan_of(
     engine: Literal["process", "ray"],
     threads: int,
     reading: Reading,
+    device: str = "auto",
 ) -> Plan:
     """The plan of the whole comparison; the names of domains are checked.
 
@@ -68,6 +70,7 @@ def plan_of(
         ConfigError: seeds or percents are malformed.
         RunError: there are no such domains.
     """
+    load("clients", "site.memory").pick_device(device)
     known = list(domains(data, reading, target.split(",")))
     if len(known) < 2:
         raise RunError(
@@ -97,9 +100,8 @@ def plan_of(
         )
     for name in set(percents) & set(targets):
         echo(f"note: {name} has no wrong labels while it is the target", err=True)
-    return Plan(
-        data, out, variants, targets, seeds_of(seeds), flat, percents, engine, threads, reading
-    )
+    how = engine, threads, reading, device
+    return Plan(data, out, variants, targets, seeds_of(seeds), flat, percents, *how)
 
 
 def poison_of(text: str) -> dict[str, float]:

@@ -73,6 +73,7 @@ class Plan:
         engine: `process`, or `ray` for Flower's simulation engine.
         threads: CPU threads of a training.
         reading: which split of the files every site trains on, and how gray ones are read.
+        device: of the trainings: auto, cpu or cuda:N.
     """
 
     data: Path
@@ -85,6 +86,7 @@ class Plan:
     engine: Literal["process", "ray"] = "process"
     threads: int = 1
     reading: Reading = AS_IT_IS
+    device: str = "auto"
 
     def cells(self) -> list[Cell]:
         """All cells, seed by seed."""
@@ -137,6 +139,7 @@ class Plan:
         local = load("server", "simulation")
         sites = local.folders(self.data, cell.target, poison, self.threads, self.reading)
         own = {"notes": False} | self.reading.flat()
+        own |= {} if self.device == "auto" else {"device": self.device}
         if (base := self.source_only(cell)) is not None:
             kept = f"{base.training}.{REFINED}.safetensors"
             place = self.folder(base).absolute() / local.SITES / cell.target / kept

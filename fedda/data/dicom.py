@@ -22,7 +22,7 @@ from PIL import Image
 from fedda.data import room
 from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
-from fedda.data.samples import DICOM
+from fedda.data.samples import DICOM, EXTENSIONS, is_dicom
 from fedda.errors import DataError
 
 _LOOK = (
@@ -63,9 +63,11 @@ class Header(NamedTuple):
 
 
 def is_one(file: Content) -> bool:
-    """Whether a file is to be read as DICOM, by its ending, or in a table by its content."""
-    if not hasattr(file, "content"):
-        return str(file).lower().endswith(DICOM)
+    """Whether a file is to be read as DICOM: by its ending, else by its content."""
+    if isinstance(file, Path):
+        return file.name.lower().endswith(DICOM) or (
+            file.suffix.lower() not in EXTENSIONS and is_dicom(file)
+        )
     return file.read_bytes()[128:132] == b"DICM"
 
 

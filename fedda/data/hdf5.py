@@ -20,6 +20,7 @@ from fedda.errors import DataError
 ENDINGS = (".h5", ".hdf5")
 _GZIP, _SHUFFLE, _CHECKSUM, _LZF = 1, 2, 3, 32000  # the format's numbers of filters
 _DEFLATES = 1032  # bytes that one byte of gzip becomes at most
+_MISSING = ("_FillValue", "missing_value")  # attributes of a data set
 _MOST_TEXT = 1 << 20  # characters of all names of classes, or of columns
 
 
@@ -102,8 +103,12 @@ class Hdf5(Npz):
             # Whole chunks of the file, where it has chunks: each is decompressed only once.
             chunk = math.lcm(batch, found.chunks[0]) if found.chunks else 1
             many = max(1, many // chunk) * chunk
+            gaps = [v for name in _MISSING for v in np.ravel(found.attrs.get(name, ()))]
             for i in range(0, len(found), many):
-                yield found[i : i + many]
+                rows = found[i : i + many]
+                if gaps and rows.ndim == 2:  # as netCDF says which number means that there is none
+                    rows = np.where(np.isin(rows, gaps), np.nan, rows)
+                yield rows
 
 
 def _texts(found: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sound, survey
-from fedda.data.samples import EXTENSIONS
+from fedda.data.samples import EXTENSIONS, is_dicom, volumes
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.errors import DataError
 
@@ -166,8 +166,8 @@ class ImageFolder:
             )
         if not inside.folders:
             raise DataError(
-                f"{self._train} holds no images: put them into {self._train}/<class>/, as "
-                f"{listed(sorted(EXTENSIONS), 9)}"
+                f"{self._train} holds no images{volumes(inside.strays)}: put them into "
+                f"{self._train}/<class>/, as {listed(sorted(EXTENSIONS), 9)}"
             )
         self._warn_passed_over(self._train, inside.images, "images outside the class folders")
         by_class = self._by_class(inside)
@@ -190,8 +190,8 @@ class ImageFolder:
                 self._warn_passed_over(folder, inner.folders, "folders inside a folder")
         if not files:
             raise DataError(
-                f"{self._train} holds no training images: put them into it, as "
-                f"{listed(sorted(EXTENSIONS), 9)}"
+                f"{self._train} holds no training images{volumes(self._train.rglob('*'))}: put "
+                f"them into it, as {listed(sorted(EXTENSIONS), 9)}"
             )
         files = self._sound(files, self._train)
         # Neither folder names nor the order of the examples may reveal a class.
@@ -234,8 +234,8 @@ class ImageFolder:
             if not images and (folders or strays):
                 others = listed([entry.name for entry in [*folders, *strays]], 3)
                 raise DataError(
-                    f"the class folder {folder} holds no images, only {others}: put "
-                    f"images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, or give "
+                    f"the class folder {folder} holds no images, only {others}{volumes(strays)}: "
+                    f"put images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, or give "
                     f"its path instead if it is the folder of a whole site"
                 )
             self._warn_passed_over(folder, strays, "files that are not images")
@@ -301,7 +301,9 @@ def listing(folder: Path, within: Inside | None = None) -> Listing:
             continue
         if entry.is_dir():
             inside.folders.append(folder / entry.name)
-        elif os.path.splitext(name)[1] in EXTENSIONS:
+        elif os.path.splitext(name)[1] in EXTENSIONS or (
+            entry.is_file(follow_symlinks=False) and is_dicom(folder / entry.name)
+        ):
             if within is not None and not entry.is_file(follow_symlinks=False):
                 within.check(folder / entry.name)
             inside.images.append(folder / entry.name)

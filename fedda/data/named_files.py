@@ -11,7 +11,7 @@ from pathlib import Path
 from fedda.data.columns import headings, samples_of
 from fedda.data.file_lists import ENDING as LIST
 from fedda.data.naming import listed
-from fedda.data.samples import EXTENSIONS
+from fedda.data.samples import EXTENSIONS, is_image
 from fedda.errors import DataError
 
 _LABELS = ("label", "class", "classname", "category", "diagnosis", "dx", "target", "y")
@@ -52,7 +52,7 @@ class NamedFiles:
             found = self.find(name.strip()) if name.strip() else self._top
         except DataError:
             return True
-        return found.suffix.lower() in EXTENSIONS and found.is_file()
+        return is_image(found) and found.is_file()
 
     @cached_property
     def advice(self) -> str:

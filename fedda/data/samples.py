@@ -6,6 +6,8 @@ takes signed bytes for unsigned ones, mixes up the planes of some TIFF files, pa
 predictor where there should be none, and compares a clear colour of 16 bits to 8: `fault` finds it.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,31 @@ _SAMPLES, _EXTRA = 277, 338
 _COLOURS = {0: 1, 1: 1, 3: 1, 5: 4}  # samples of a pixel's colour, by _PHOTOMETRIC; else 3
 _ALPHA = {(1,), (2,)}  # the only extra sample is transparency
 _UNPREDICTED = (1, 32773)  # compressions that take no predictor: none and PackBits
+
+
+def is_image(file: Path) -> bool:
+    """Whether a file is an image: by its ending, or DICOM by its content, as a PACS names it."""
+    return file.suffix.lower() in EXTENSIONS or is_dicom(file)
+
+
+def is_dicom(file: Path) -> bool:
+    """Whether a regular file has DICOM's mark."""
+    try:
+        with file.open("rb") as content:
+            return file.is_file() and content.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
+def volumes(files: Iterable[Path]) -> str:
+    """A sentence if some of these files that are no images are volumes; else empty."""
+    found = next((f.name for f in files if f.name.lower().endswith((".nii", ".nii.gz"))), "")
+    return (
+        f" ({found} is NIfTI, a volume of many images, which is not read: save the slices to use "
+        "as PNG or DICOM)"
+        if found
+        else ""
+    )
 
 
 class Deep(NamedTuple):

@@ -37,6 +37,7 @@ class Launch:
     follow_links: bool = False
     columns: str = ""
     teacher: str = ""
+    device: str = "auto"
 
 
 def new_settings(

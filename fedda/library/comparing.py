@@ -138,7 +138,10 @@ def train(
     """
     plan.check()
     for name in plan.untested():
-        say(f"{name} brings no labelled tests, so it gets no accuracy")
+        say(
+            f"{name} brings no labelled tests, so it gets no accuracy: put labelled images into "
+            "its test/<class>/, or import a benchmark with --transductive"
+        )
     cells = plan.trainings()
     done = [cell for cell in cells if plan.results(cell) is not None]
 
@@ -193,6 +196,7 @@ def compare(
     engine: Literal["process", "ray"] = "process",
     jobs: int = 1,
     threads: int = 1,
+    device: str = "auto",
     split: str = "",
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
@@ -225,6 +229,7 @@ def compare(
         jobs: Trainings at a time, each in a process of its own if more than one; a script then
             needs `if __name__ == "__main__":`. 0: one per CPU core.
         threads: CPU threads of a training.
+        device: As `fedda.simulate` takes it.
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over images that cannot be read.
@@ -269,6 +274,7 @@ def compare(
             engine,
             threads,
             Reading.of(split, gray_bits, skip_broken, follow_links, columns),
+            device,
         )
         failed = train(plan, options.jobs_of(jobs, threads, engine), quiet)
         if failed and not plan.scores():

@@ -236,7 +236,8 @@ def _pair(name: str, x: Any, y: Any) -> Split:
     if y is None:
         return Split(found, None, columns=columns, texts=texts)
     if isinstance(y, np.ma.MaskedArray):
-        y = np.where(np.ma.getmaskarray(y), None, y.data)
+        hidden = np.ma.getmaskarray(y).tolist()
+        y = [None if gone else v for v, gone in zip(y.data.tolist(), hidden, strict=True)]
     try:
         array = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     except ValueError:  # some are lists

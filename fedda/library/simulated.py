@@ -76,7 +76,9 @@ def execute(
     if odd := passed_over(root, reading, {launch.target, *launch.target.split(",")}):
         say(odd)
     found = local.folders(root, launch.target, poison, launch.threads, reading)
-    sites = [site | reading.at(site["name"]).flat() for site in found]
+    device = load("clients", "site.memory").pick_device(launch.device)
+    of_all = {} if launch.device == "auto" else {"device": launch.device}
+    sites = [site | reading.at(site["name"]).flat() | of_all for site in found]
     if launch.teacher:
         targets = [site for site in sites if site["role"] == "target"]
         if len(targets) > 1:
@@ -110,7 +112,6 @@ def execute(
         say(text)
     for site in sites:
         if file := site.get("teacher"):
-            device = load("clients", "site.memory").pick_device("auto")
             about = Path(file), "target", Path(site["data"]), reading, device, classes
             load("clients", "site.teacher").checked(*about)  # a site would only say so in its log
     journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
@@ -132,6 +133,7 @@ def simulate(
     poison: Mapping[str, float] | None = None,
     engine: Literal["process", "ray"] = "process",
     threads: int = 1,
+    device: str = "auto",
     split: str = "",
     gray_bits: int | str = "auto",
     skip_broken: bool = False,
@@ -179,6 +181,7 @@ def simulate(
         poison: Percent of labels to flip, by source.
         engine: `process`: one site after the other; `ray`: Flower's simulation.
         threads: CPU threads of a site; with another number the last bits may differ.
+        device: `auto`, which takes the first GPU if there is one, `cpu` or `cuda:N`.
         split: The part of the data to train on, if not `train`.
         gray_bits: Significant bits of images with 16 bits of gray, or `auto`.
         skip_broken: Pass over images that cannot be read.
@@ -224,6 +227,7 @@ def simulate(
             engine=engine,
             poison=",".join(f"{name}={percent}" for name, percent in (poison or {}).items()),
             threads=threads,
+            device=device,
             split=split,
             gray_bits=str(gray_bits),
             skip_broken=skip_broken,

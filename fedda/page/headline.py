@@ -114,7 +114,8 @@ def _troubles(run: RunSeries) -> Html:
     places = {event.get("site") for event in events if event.get("site")}
     link = e("a", "what happened", href="#events")
     where = join(f"at {read.counted(len(places), 'site')}: " if places else "", link)
-    return card("Troubles", e("span", f"{len(events):,}", class_="bad"), where)
+    many = len(read.kinds(run.results))
+    return card("Troubles", e("span", f"{many:,}", class_="bad"), where)
 
 
 def _table(run: RunSeries, scale: Scale) -> Html:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -79,6 +79,7 @@ class Display(OnTerminal):
         self._story = tell((), config.flat() if config else None)
         self._said, self._hinted = 0.0, False
         self._numbers = Text()
+        self._lasting: dict[tuple[Any, ...], int] = {}  # the last round of each trouble
         self._bar = bar(console, "round", "left")
         self._task = self._bar.add_task("starting", total=None, round="", left="")
         super().__init__(console, self._picture)
@@ -165,6 +166,15 @@ class Display(OnTerminal):
         self._update(key)
 
     def _trouble(self, event: Event) -> None:
+        """Show a trouble, but not again in each further round of a training in which it lasts."""
+        which = (
+            (*self._story.key(event), event["site"], event["text"])
+            if {"round", "seed"} <= {*event}
+            else ()
+        )
+        before, self._lasting[which] = self._lasting.get(which), event.get("round", 0)
+        if which and before is not None and event["round"] == before + 1:
+            return
         when = f"round {event['round']}" if "round" in event else ""
         self._say(": ".join(filter(None, (when, event["site"], event["text"]))), "yellow")
 
@@ -195,7 +205,11 @@ class Display(OnTerminal):
         if key not in self._story.plan:
             return f"{name}, seed {seed}"
         seeds = list(dict.fromkeys(s for _, s, _ in self._story.plan))
-        return name if len(seeds) == 1 else f"{name}, seed {seeds.index(seed) + 1} of {len(seeds)}"
+        return (
+            name
+            if len(seeds) == 1
+            else f"{name}, seed {seed} ({seeds.index(seed) + 1} of {len(seeds)})"
+        )
 
 
 def _title(method: str) -> str:

@@ -407,6 +407,19 @@ def answers(results: Results, method: str, which: str, target: str = "") -> dict
     }
 
 
+def kinds(results: Results) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """A run's troubles, those that are one and the same in several rounds together.
+
+    Returns:
+        By training, site and text all events.
+    """
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for event in results["events"]:
+        key = event_of(results, event), event.get("site", ""), event.get("text", "")
+        found.setdefault(key, []).append(event)
+    return found
+
+
 def by_class(results: Results, method: str, which: str) -> list[float | None]:
     """The accuracy of each class over all trainings of a method; None where tests are too few."""
     tables = answers(results, method, which).values()

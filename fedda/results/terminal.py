@@ -113,14 +113,14 @@ def _by_class(results: read.Results) -> list[RenderableType]:
     }
     if not found:
         return []
-    shown = _table("accuracy in % by class (sites count in tens; a dash: fewer than 10 tests)")
+    shown = _table("accuracy in % by class")
     shown.add_column("class")
     for heading in found:
         shown.add_column(escape(heading), justify="right")
     for name, *values in zip(results["classes"], *found.values(), strict=True):
         cells = (NOTHING if v is None else f"{100 * v:.0f}" for v in values)
         shown.add_row(escape(read.printable(name)), *cells)
-    return [shown]
+    return [shown, Text("by class sites count in tens; a dash: fewer than 10 tests")]
 
 
 def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
@@ -199,21 +199,17 @@ def _bytes(report: dict[str, Any]) -> Table:
 
 def _events(report: dict[str, Any]) -> list[RenderableType]:
     """One line per kind of trouble, with the rounds in which it happened."""
-    events = report["events"]
-    if not events:
+    kinds = read.kinds(report)
+    if not kinds:
         return [Text("no troubles")]
-    rounds: dict[tuple[str, ...], list[int]] = {}
-    for event in events:
-        training = read.event_of(report, event)
-        key = (training, event["site"], event["text"])
-        rounds.setdefault(key, []).extend([event["round"]] if "round" in event else [])
-    lines = [f"troubles ({len(events)})"]
-    for (training, site, text), numbers in list(rounds.items())[:_MOST_EVENTS]:
+    lines = [f"troubles ({len(kinds)})"]
+    for (training, site, text), events in list(kinds.items())[:_MOST_EVENTS]:
+        numbers = [event["round"] for event in events if "round" in event]
         when = f"round{'s' * (len(numbers) > 1)} {read.spans(numbers)}" if numbers else ""
         about = ", ".join(filter(None, (training, when)))
         lines.append("  " + read.printable(": ".join(filter(None, (about, site, text)))))
-    if len(rounds) > _MOST_EVENTS:
-        lines.append(f"  and {len(rounds) - _MOST_EVENTS} more, in {read.RESULTS}")
+    if len(kinds) > _MOST_EVENTS:
+        lines.append(f"  and {len(kinds) - _MOST_EVENTS} more, in {read.RESULTS}")
     return [Text(line) for line in lines]
 
 

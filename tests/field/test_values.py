@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -233,3 +234,11 @@ def test_modes_of_torch_change_nothing(enter: Any) -> None:
     with enter():
         found = answers()
     np.testing.assert_array_equal(found, plain)
+
+
+def test_what_an_hdf5_file_calls_missing_is_a_gap(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.array([[1, -9999], [3, 4]], "float32")
+        file["x"].attrs["_FillValue"] = np.float32(-9999)
+        file["y"] = [0, 1]
+    assert "1 of 2 rows have missing values" in odd(tmp_path / "a.h5")

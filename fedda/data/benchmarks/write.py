@@ -115,7 +115,7 @@ def split_of(request: ImportRequest) -> str:
 def _settings(shapes: set[tuple[int, ...]]) -> str:
     """A run's settings for arrays of these shapes; without shapes, for image files."""
     if not shapes:
-        return "-c model.name=resnet18 -c input.size=224 -c input.channels=3"
+        return "--preset photos"
     if any(len(shape) == 1 for shape in shapes):
         return "-c model.name=mlp -c model.hidden=1000,500,100"
     if len(shapes) == 1 and all(shape[0] == shape[1] for shape in shapes):
