@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from scipy.stats import beta, binomtest
 
+from fedda.data import columns
 from fedda.errors import DataError
 from fedda.files import encoding
 from fedda.train import generator
@@ -169,7 +170,7 @@ class Labels:
         file = folder / LABELS
         try:
             with file.open(newline="", encoding=encoding(file)) as lines:
-                rows = list(csv.DictReader(lines))
+                rows = list(csv.DictReader(lines, delimiter=columns.delimiter(lines)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file} cannot be read ({error}).") from None
         return cls(replace(drawn, looks=drawn.looks + 1), rows, folder)

@@ -36,7 +36,7 @@ from pathlib import Path
 import fedda
 
 here = Path(__file__).parent
-study = tomllib.loads((here / "study.toml").read_text())
+study = tomllib.loads((here / "study.toml").read_text(encoding="utf-8-sig"))
 
 if __name__ == "__main__":
     found = fedda.compare(

@@ -74,7 +74,8 @@ def as_csv(scores: Sequence[Score]) -> str:
         row = (s.variant, s.target, s.seed, s.last, s.refined, s.selected)
         row += (s.selected_round, s.seconds)
         row += (s.bytes, weights, "yes" if s.transductive else "no")
-        writer.writerow(["" if v is None else cell(v) for v in row])
+        rounded = (round(v, 6) if isinstance(v, float) else v for v in row)
+        writer.writerow(["" if v is None else cell(v) for v in rounded])
     return text.getvalue()
 
 

@@ -443,11 +443,11 @@ def _even(file: Path, rows: Any, width: int) -> Iterator[list[str]]:
 
 def _rows_of(stream: TextIO) -> tuple[list[str], Any]:
     """The names of a CSV file's columns, and a `csv.reader` of the rows below."""
-    rows = csv.reader(stream, delimiter=_delimiter(stream), skipinitialspace=True, strict=True)
+    rows = csv.reader(stream, delimiter=delimiter(stream), skipinitialspace=True, strict=True)
     return [name.strip() for name in next(rows, [])], rows
 
 
-def _delimiter(stream: TextIO) -> str:
+def delimiter(stream: TextIO) -> str:
     """What separates a file's columns: most often in its heading, or as Excel's line `sep=;` says.
 
     The stream then is at the heading.

@@ -263,6 +263,11 @@ class NumberTable(Npz):
         """The error of a cell that makes a column one of neither numbers nor a few texts."""
         there = headings(self.path, self._reading_of)
         is_file = str(cell).lower().endswith(IMAGE_ENDINGS)
+        if name.lower().endswith(IMAGE_ENDINGS):
+            return DataError(
+                f"{self.path} has no names of columns: its first row, {listed(there, 12)}, is an "
+                "example; write a row of names above it, such as path,label"
+            )
         return DataError(
             f"{self.path} has {str(cell)[:40]!r} in row {row + 1} of its column "
             f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "

@@ -19,6 +19,7 @@ from PIL import Image
 from fedda.config import is_site_name
 from fedda.data import categories, naming
 from fedda.data.pixels import on_white
+from fedda.data.samples import is_veiled
 from fedda.errors import DataError, RunError
 
 from .program_tables import columns_of, frame, unmasked
@@ -137,6 +138,11 @@ def as_array(x: Any) -> Any:
     if columns_of(x):
         return _numbers(x)[0]
     if isinstance(x, Image.Image):
+        if is_veiled(x):
+            raise DataError(
+                "an image is half transparent almost everywhere, as where a band such as near "
+                "infrared is stored as transparency: give red, green and blue alone"
+            )
         known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
         return np.asarray(x if known else on_white(x).convert("RGB"))
     if isinstance(x, list | tuple) and any(isinstance(each, Image.Image) for each in x):
@@ -273,6 +279,11 @@ def _dataset(name: str, dataset: Any) -> Split:
     x = torch.stack(inputs) if tensors else np.stack(inputs)
     if not paired:
         return _pair(name, x, None)
+    if any(np.size(item[1]) != 1 for item in items):
+        raise DataError(
+            f"the dataset of {name} has items whose second part is no label, as with masks or "
+            "several labels: give (x, label)"
+        )
     y = [item[1].item() if isinstance(item[1], torch.Tensor) else item[1] for item in items]
     named = _named(name, dataset, y)
     if named is None:

@@ -24,7 +24,7 @@ a{color:var(--k1)}
 .soft,.sub{color:var(--soft)}
 .sub{margin:4px 0 0;overflow-wrap:anywhere}
 nav{display:flex;flex-wrap:wrap;gap:2px 16px;margin-top:12px;font-size:14px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(185px,1fr));gap:12px;margin:20px 0}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(225px,1fr));gap:12px;margin:20px 0}
 .card,figure{background:var(--card);border:1px solid var(--line);border-radius:10px;min-width:0}
 .card{padding:12px 16px}
 .card b{display:block;font-size:27px;line-height:1.25;letter-spacing:-.01em}

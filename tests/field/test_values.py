@@ -212,6 +212,28 @@ def test_a_table_without_a_heading_is_named(tmp_path: Path, rows: str, warned: b
     assert ("seems to hold values" in said) == warned
 
 
+def test_an_image_table_without_a_heading_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("img/a.png,cat\nimg/b.png,dog\n")
+    with pytest.raises(FeddaError, match=r"no names of columns: its first row, img/a\.png, cat"):
+        data.describe(tmp_path / "t.csv", "source")
+
+
+class Masks(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.zeros(1, 8, 8), torch.zeros(8, 8)
+
+
+def test_masks_and_images_half_transparent_everywhere_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FeddaError, match="second part is no label"):
+        folder_of({"a": Masks()}, tmp_path / "data")
+    bands = np.random.default_rng(0).integers(60, 200, (8, 8, 4)).astype(np.uint8)
+    with pytest.raises(FeddaError, match="half transparent"):
+        images([Image.fromarray(bands)], "x")
+
+
 @pytest.mark.parametrize(
     "enter",
     [
