@@ -38,7 +38,7 @@ from fedda.wire import ANSWERS, Kind, Packed, Role
 
 from .site import doors, last_step, leaving, notes, state, tested
 from .site.memory import Network, Site, Staying
-from .site.request import Numbers, Request, flat
+from .site.request import Numbers, Request, flat, scalars
 
 
 class Client(NumPyClient):
@@ -463,7 +463,7 @@ class Client(NumPyClient):
         if answer is None:
             raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
         told = doors.release(self.site, request, {}, answer(request))
-        return float(told.get("loss", 0.0)), int(told.get("tested", 0)), told
+        return float(told.get("loss", 0.0)), int(told.get("tested", 0)), scalars(told)
 
 
 def lost(server_round: int) -> LostError:

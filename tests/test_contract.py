@@ -24,7 +24,7 @@ from clients.site.request import Request
 from fedda import plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.wire import MODEL, REFINED, Arrays, Kind, Packed, Role
+from fedda.wire import ANSWERS, MODEL, REFINED, Arrays, Kind, Packed, Role
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed
@@ -140,7 +140,7 @@ def assert_as_asked(grid: ScriptedGrid, method: str) -> None:
 def last_test(crosses: Mapping[tuple[str, str, str], Any]) -> dict[Any, Any]:
     """What crosses in the last round: its test also says what the last step has made."""
     arrays, numbers = crosses["from", "target", "evaluate"]
-    return {**crosses, ("from", "target", "evaluate"): (arrays, numbers | REFINED)}
+    return {**crosses, ("from", "target", "evaluate"): (arrays, numbers | REFINED | ANSWERS)}
 
 
 def test_only_the_target_gets_counts_and_weights_of_other_sites(

@@ -14,7 +14,7 @@ from fedda.exchange import Group, Invitation
 from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
 from fedda.settings import Task
-from fedda.wire import Manifest, Packed, Part
+from fedda.wire import ANSWERS, Manifest, Packed, Part
 
 Numbers = dict[str, Any]
 MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
@@ -197,13 +197,21 @@ def flat(
     return [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()], config
 
 
+def scalars(numbers: Numbers) -> Numbers:
+    """Numbers as a NumPyClient gives them: tables, which Flower does not take, as texts."""
+    return {n: json.dumps(v) if isinstance(v, list) else v for n, v in numbers.items()}
+
+
 def unflat(parameters: Sequence[np.ndarray], table: Numbers) -> dict[str, Packed]:
     """Read the arrays that `flat` laid out, and take their layouts out of the table.
+
+    Its texts by `scalars` become tables again.
 
     Raises:
         WireError: the arrays do not fit their layouts.
     """
     try:
+        table |= {name: json.loads(str(table[name])) for name in ANSWERS & {*table}}
         layouts = [(str(n), str(text)) for n, text in json.loads(str(table.pop(MANIFESTS, "[]")))]
         buffers = [_buffer(array) for array in parameters]
         pairs = zip(layouts, buffers, strict=True)
