@@ -418,7 +418,7 @@ def edited(old: str, new: str, file: str = LIST) -> Callable[[Path], object]:
         (edited("photo/dog/0002.png", "photo/dog/2.txt"), ["line 3", "is no image"]),
         (edited("photo/dog/0001.png 1", "photo/dog/0001.png"), ["line 2", "path and label"]),
         (lambda r: (r / LIST).write_text("\n"), ["names no images"]),
-        (lambda r: (r / LIST).write_bytes(b"\xff\xfe"), ["cannot be read"]),
+        (lambda r: (r / LIST).write_bytes(b"\xff\x00"), ["cannot be read"]),
         (lambda r: (r / LIST).unlink(), ["photo_train_kfold.txt", "--test-share", "published at"]),
     ],
 )
