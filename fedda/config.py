@@ -431,6 +431,9 @@ class RunSection(Section):
     """another method to train with the same seeds, to compare, such as fedavg"""
     resume: bool = False
     """go on with the run in DIR/NAME"""
+    transport: Literal["lane", "flower"] = "lane"
+    """How models and numbers reach the sites: on one stream to each, which the server's public
+    port passes on, or in Flower's own messages, as sites need that run Flower's SuperNode."""
     expect: int = Field(default=0, ge=0)
     """wait for this many sites; 0: as few as the run needs"""
     look: bool = False

@@ -13,6 +13,7 @@ from fedda.settings import RunConfig
 
 from . import looking, run
 from .journal import Journal
+from .lane_grid import lanes
 from .superlink.lean_grid import lean
 
 JOURNAL = "journal.jsonl"
@@ -30,6 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id, **asdict(Holder.me()))
-    with journal.ending():
+    wanted = config.run.transport == "lane"
+    with journal.ending(), lanes(lean(grid), wanted) as way:
         execute = looking.execute if config.run.look else run.execute
-        execute(config, lean(grid), journal)
+        execute(config, way, journal)

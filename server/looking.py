@@ -24,11 +24,11 @@ from fedda.settings import RunConfig
 from . import checkpoint
 from .crossed import Crossed
 from .journal import Journal, by_reason
+from .lane_grid import LaneGrid
 from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
 from .superlink import registered
-from .superlink.lean_grid import LeanGrid
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply
@@ -129,7 +129,7 @@ def _asked(
         content = records.write(look={"run": config.run.name})
         return Message(content, node, "query.look", ttl=config.wait.train, group_id="look")
 
-    if isinstance(grid, LeanGrid):
+    if hasattr(grid, "expect"):
         grid.expect(MOST_BYTES)
     post = mail.Mail(grid, sent, received)
     for reply in post.deliver(map(question, names), config.wait.train):

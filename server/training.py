@@ -28,12 +28,12 @@ from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
 from .journal import Journal, by_reason
+from .lane_grid import LaneGrid
 from .ledger import Ledger
 from .sequence import Earlier
 from .start import finished
 from .strategy_modules import base, roster
 from .summing import host
-from .superlink.lean_grid import LeanGrid
 from .timing import Phases, TimedMail
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
@@ -246,7 +246,7 @@ class TrainingRounds:
             report=lambda what, facts: self.journal.write(what, **self._about, **facts),
         )
         made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
-        if isinstance(self.grid, LeanGrid):
+        if hasattr(self.grid, "expect"):
             # A reply may hold arrays that no request held, such as a discriminator per source.
             stages = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
             others = max(sum(each.nbytes for each in layouts.values()) for layouts in stages)

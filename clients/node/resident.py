@@ -26,6 +26,7 @@ from fedda.ops import certificate, keys, refusal
 from .failures import RunOver, SessionLost, Unreachable
 from .fleet import Fleet, FleetConnection, MostBytes
 from .interrupt import Interrupt
+from .lanes import Lanes
 from .patience import OnEvent, join, persist
 from .unfinished import Unfinished
 
@@ -209,10 +210,12 @@ def serve(
             most_bytes=most_bytes,
         )
 
+    lanes = Lanes(superlink, private, tell, most_bytes)
     with _signals(), Interrupt() as interrupt:
         try:
             while True:
-                connection = join(connect, superlink, tell, patience, again, proxy)
+                session = join(connect, superlink, tell, patience, again, proxy)
+                connection = lanes.over(session)
                 try:
                     known_as, again = connection.node_id, True
                     if id_file is not None:
@@ -223,9 +226,11 @@ def serve(
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
                 finally:
-                    connection.close()
+                    session.close()
         except Stopped:
             tell("stopped", "left the server on request")
+        finally:
+            lanes.close()
 
 
 def excuse(

@@ -27,10 +27,10 @@ DAYS = 365
 PING_MS, PONG_MS = 10_000, 10_000
 
 
-def fresh() -> tuple[bytes, bytes]:
+def fresh(host: str = NAME) -> tuple[bytes, bytes]:
     """A new self-signed certificate and its private key, in PEM; the key is never put on disk."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -40,7 +40,7 @@ def fresh() -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # a site's clock may be behind
         .not_valid_after(now + timedelta(days=DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(

@@ -353,7 +353,7 @@ def defaults() -> config.Flat:
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
-_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "wait.", "track.")
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.transport", "wait.", "track.")
 _FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
 
 

@@ -38,6 +38,7 @@ from .listener import Listener, ListenerLimits, Loop, Protocol
 from .port_owner import Local
 from .present import Present
 from .queued import queued
+from .relay import Relay
 from .site_calls import SiteCalls
 from .turned import Nodes, Turned
 from .unpacked import unpacked_first
@@ -120,7 +121,9 @@ def run(
             stack.callback(each.close)
         _find_programs()
         app = superlink(settings)
+        relay = stack.enter_context(Relay())
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
+        runner.get_loop().takes = relay.takes  # type: ignore[attr-defined]
         runner.run(_serve(settings, app, public, admin, beside, every, ready, say))
 
 

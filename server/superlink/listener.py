@@ -12,6 +12,7 @@ import socket
 import time
 import weakref
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +139,27 @@ def neighbours(address: str) -> str:
     return str(ip)
 
 
+Takes = Callable[[socket.socket, float], Awaitable[bool]]
+
+
 class Loop(asyncio.SelectorEventLoop):
-    """asyncio's event loop, which waits only `HANDSHAKE_S` for a TLS handshake."""
+    """asyncio's event loop, which waits only `HANDSHAKE_S` for a TLS handshake.
+
+    Attributes:
+        takes: takes a new connection of the public listener, or leaves it as it is.
+    """
+
+    takes: Takes | None = None
+
+    async def _accept_connection2(self, factory: Any, connection: Any, *args: Any) -> None:
+        if self.takes is not None and isinstance(connection, _Counted):
+            try:
+                if await self.takes(connection, HANDSHAKE_S):
+                    return
+            except (OSError, TimeoutError):
+                connection.close()
+                return
+        await super()._accept_connection2(factory, connection, *args)  # type: ignore[misc]
 
     async def create_server(self, *args: Any, **options: Any) -> Any:
         if options.get("ssl") is not None:

@@ -1,0 +1,271 @@
+"""One end of a lane: what is on its way to and from the other end, over any number of connections.
+
+Both ends keep each message until the other has it whole. When a connection breaks, the next one
+begins with what each end has, and every message goes on at the byte where it stopped. The newest
+connection counts: only its owner has the ticket, and its old one may seem open for long.
+"""
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from flwr.app import Message
+
+from fedda.errors import ExchangeError, WireError
+
+from . import frames
+from .frames import Frame, Incoming, Outgoing
+
+REMEMBERED = 256  # names of messages that came whole, as the other end may ask after a break
+
+
+class Broken(Exception):
+    """This connection is over; another may follow."""
+
+
+class Ended(ExchangeError):
+    """The other end says why it ended the connection; `again`: this site may try once more."""
+
+    def __init__(self, reason: str, again: bool) -> None:
+        super().__init__(reason)
+        self.again = again
+
+
+class Line:
+    """One end of a lane.
+
+    Attributes:
+        connected: whether there is a connection, and both ends have said what they have.
+        since: when that last changed, on the monotonic clock.
+        heard: when the last frame came.
+        partial: the message that is coming.
+    """
+
+    def __init__(
+        self,
+        admit: Callable[[Incoming, Callable[[], bool]], bool],
+        came: Callable[[Incoming], None],
+        sent: Callable[[str], None] = lambda _: None,
+        anew: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Prepare for connections.
+
+        Args:
+            admit: says of a message that begins whether its arrays are kept; it may wait, but not
+                longer than its second argument says that the connection is open.
+            came: takes a message that came whole.
+            sent: is told the name of a message that the other end has whole.
+            anew: called when another process of the other end takes its place.
+        """
+        self.lock = threading.Condition()
+        self.connected, self.since, self.heard = False, time.monotonic(), time.monotonic()
+        self.partial: Incoming | None = None
+        self._admit, self._came, self._sent, self._anew = admit, came, sent, anew
+        self._out: dict[str, Outgoing] = {}  # in order
+        self._control: deque[Frame] = deque()
+        self._whole: deque[str] = deque(maxlen=REMEMBERED)
+        self._me, self._other = secrets.token_hex(8), ""
+        self._open, self._last = 0, 0  # the number of the open connection, of the last one
+        self._hang_up: Callable[[], Any] = lambda: None
+
+    def send(self, message: Message, name: str) -> int:
+        """Send a message, now or once there is a connection -> bytes of its arrays."""
+        outgoing = Outgoing.of(message, name)
+        with self.lock:
+            self._out[name] = outgoing
+            self.lock.notify_all()
+        return outgoing.size
+
+    def is_sent(self, name: str) -> bool:
+        """Whether the other end has a message whole."""
+        return name not in self._out
+
+    def drop(self, name: str) -> None:
+        """Send no more of a message, if nothing of it was sent yet."""
+        with self.lock:
+            found = self._out.get(name)
+            if found is not None and not found.begun:
+                del self._out[name]
+
+    def forget(self) -> str:
+        """Free the half of a message whose connection broke -> its reply's request, or ""."""
+        with self.lock:
+            partial = None if self.connected else self.partial
+            if partial is None or not partial.keeps:
+                return ""
+            partial.forget()
+            self.partial = None
+            return partial.head.metadata.reply_to_message_id
+
+    def end(self, reason: str) -> None:
+        """Let this be the last frame of the open connection."""
+        with self.lock:
+            self._control.append(frames.control(frames.END, {"reason": reason, "again": False}))
+            self._out.clear()
+            self.lock.notify_all()
+
+    def cut(self) -> None:
+        """Break the open connection."""
+        self._hang_up()
+
+    # ---- a connection --------------------------------------------------------------------------
+
+    def open(self, hang_up: Callable[[], Any]) -> tuple[int, bool]:
+        """A new connection takes the place of an open one -> its number, and if there was one.
+
+        Args:
+            hang_up: ends it.
+        """
+        with self.lock:
+            before, was, old = self._hang_up, bool(self._open), self._open
+            self._last += 1
+            self._open, self._hang_up = self._last, hang_up
+            self._control.clear()
+            self.heard = time.monotonic()
+            self._turn(False)
+        if was and old:
+            before()
+        return self._last, was
+
+    def lost(self, number: int) -> None:
+        """A connection is over."""
+        with self.lock:
+            if number == self._open:
+                self._open = 0
+                self._turn(False)
+
+    def is_open(self, number: int) -> bool:
+        """Whether a connection is still the one that counts."""
+        return number == self._open
+
+    def _turn(self, connected: bool) -> None:
+        self.connected, self.since = connected, time.monotonic()
+        self.lock.notify_all()
+
+    def frames(self, number: int) -> Iterator[Frame]:
+        """What a connection sends, until it is over."""
+        with self.lock:
+            partial = self.partial and [self.partial.name, self.partial.got]
+            hello = {"me": self._me, "whole": [*self._whole], "partial": partial}
+        yield frames.control(frames.HELLO, hello)
+        while (frame := self._next(number)) is not None:
+            yield frame
+            if frame[0] == frames.END:
+                return
+
+    def _next(self, number: int) -> Frame | None:
+        with self.lock:
+            while number == self._open:
+                if self._control:
+                    return self._control.popleft()
+                for each in self._out.values() if self.connected else ():
+                    if (frame := each.next()) is not None:
+                        return frame
+                self.lock.wait()
+        return None
+
+    def take(self, number: int, frame: Frame) -> None:
+        """Take what a connection brings.
+
+        Raises:
+            Broken: it is over.
+            Ended: the other end ends it.
+            WireError: the frame is not due, or cannot be read.
+        """
+        kind = frame[0] if frame else 0
+        with self.lock:
+            if number != self._open:
+                raise Broken
+            self.heard = time.monotonic()
+            due = self.connected or kind in (frames.HELLO, frames.END)
+            if not due or (self.connected and kind == frames.HELLO):
+                kind = 0
+            if kind == frames.PART:
+                self._part(memoryview(frame)[1:])
+        match kind:
+            case frames.PART:
+                self._finish()
+            case frames.BEGIN:
+                self._begin(number, frame)
+            case frames.WHOLE:
+                self._arrived(frames.told(frame))
+            case frames.HELLO:
+                self._hello(frames.told(frame))
+            case frames.END:
+                about = frames.told(frame)
+                about = about if isinstance(about, dict) else {}
+                raise Ended(str(about.get("reason", ""))[:1000], about.get("again") is True)
+            case _:
+                raise WireError("a frame came that is not due")
+
+    def _part(self, piece: memoryview) -> None:
+        if self.partial is None or self.partial.keeps is None:
+            raise WireError("a piece came that belongs to no message")
+        self.partial.take(piece)
+
+    def _begin(self, number: int, frame: Frame) -> None:
+        start = 1 + frames.OFFSET
+        at, new = int.from_bytes(frame[1:start]), Incoming.parse(frame[start:])
+        with self.lock:
+            known = self.partial
+            if known is not None and known.name != new.name:
+                raise WireError("a message came before the one before it was whole")
+            if at != (known.got if known else 0) or new.name in self._whole:
+                raise WireError("a message came that does not go on where it stopped")
+            incoming = self.partial = known or new
+        if incoming.keeps is None:
+            keeps = self._admit(incoming, lambda: number == self._open)
+            if number != self._open:
+                raise Broken
+            incoming.keeps = keeps
+        self._finish()
+
+    def _finish(self) -> None:
+        """If the message that is coming is whole, hand it on and say so."""
+        incoming = self.partial
+        if incoming is None or incoming.got < incoming.size:
+            return
+        self._came(incoming)
+        with self.lock:
+            incoming.whole, self.partial = True, None
+            self._whole.append(incoming.name)
+            self._control.append(frames.control(frames.WHOLE, incoming.name))
+            self.lock.notify_all()
+
+    def _arrived(self, name: Any) -> None:
+        with self.lock:
+            found = self._out.pop(name, None) if isinstance(name, str) else None
+            self.lock.notify_all()
+        if found is not None:
+            self._sent(found.name)
+
+    def _hello(self, about: Any) -> None:
+        """Go on with every message where the other end says that it stopped."""
+        try:
+            other, whole = str(about["me"]), {str(name) for name in about["whole"]}
+            name, got = about["partial"] or ("", 0)
+            if type(got) is not int or not 0 <= got <= self._size(name):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise WireError(frames.UNREADABLE) from None
+        with self.lock:
+            anew, self._other = self._other not in ("", other), other
+            if anew:
+                self.partial = None
+            arrived = [n for n in self._out if n in whole]
+            for each in arrived:
+                del self._out[each]
+            for each in self._out.values():
+                each.go_on(got if each.name == name else 0)
+            self._turn(True)
+        for each in arrived:
+            self._sent(each)
+        if anew:
+            self._anew()
+
+    def _size(self, name: Any) -> int:
+        found = self._out.get(name)
+        return 0 if found is None else found.size

@@ -1,0 +1,394 @@
+"""A run's messages over lanes: one stream to each site, under Flower's public Grid.
+
+A site is invited by one ordinary message of Flower. From then on its requests and replies are
+frames of its stream. A reply's arrays come only when somebody asks for the reply, and only a few
+large replies come at a time, so that memory holds few models whatever the number of sites.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+
+from fedda import flower
+from fedda.errors import Code
+from fedda.flower import ErrorCode
+from fedda.lane.frames import Incoming
+from fedda.lane.invitation import KIND, TABLE, is_signed
+from fedda.lane.line import Line
+from fedda.ops.spawn import LANES
+
+from .lane_host import LaneHost
+
+log = logging.getLogger("fedda.server")
+
+WHILE = 1.0  # seconds for which a look waits for a reply
+TICK_S = 0.25  # between two looks at what is late
+INVITED_S = 20.0  # seconds until an invitation is made again
+AGAIN_S = 2.0  # a site whose process goes on is back sooner; another one is invited
+HOLD_S = 10.0  # seconds for which half a reply is kept whose connection broke
+STALL_S = 300.0  # seconds without a frame in the middle of a message
+SMALL = 2**20  # bytes of a reply that need no room
+ROOM = 2  # larger replies that memory holds at a time
+MOST = 2  # how many times as large as the largest request's arrays those of a reply may be
+
+
+@dataclass
+class Asked:
+    """An open request.
+
+    Attributes:
+        node: where it went.
+        head: it, without its content.
+        ends: until when, on the monotonic clock, its reply counts.
+        taken: whether the site has all of it.
+        came: when its reply came.
+        reply: what came, or why nothing will.
+        refused: why its reply is not taken.
+    """
+
+    node: int
+    head: Message
+    ends: float
+    taken: bool = False
+    came: float = 0.0
+    reply: Incoming | Error | None = None
+    refused: str = ""
+
+
+@dataclass
+class Site:
+    """A node, as the run knows it."""
+
+    node: int
+    ticket: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    line: Line = field(init=False)
+    invited: float = float("-inf")  # when, on the monotonic clock; -inf: no invitation is open
+    question: str = ""  # the invitation's message
+
+
+class LaneGrid(Grid):
+    """Takes the place of Flower's grid, which it needs for invitations and the list of nodes."""
+
+    def __init__(self, grid: Grid, folder: Path) -> None:
+        """Listen in the gateway's folder."""
+        self._grid, self._calling = grid, threading.Lock()
+        self._host = LaneHost(folder)
+        self._changed = threading.Condition()
+        self._sites: dict[int, Site] = {}
+        self._asked: dict[str, Asked] = {}  # by name, the oldest first
+        self._wanted: Collection[str] = ()  # that the last look asked for
+        self._large: set[str] = set()  # whose replies take room
+        # Bytes of the largest request's arrays so far, or as many as `expect` was called with.
+        self.sent = 0
+        self._closed = threading.Event()
+        self._clock = threading.Thread(target=self._tend, name="lanes", daemon=True)
+        self._clock.start()
+
+    def __enter__(self) -> "LaneGrid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all streams."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._host.close()
+        self._clock.join(TICK_S * 4)
+
+    def expect(self, size: int) -> None:
+        """Accept replies with `size` bytes of arrays, even if no request was as large."""
+        self.sent = max(self.sent, size)
+
+    # ---- Flower's Grid -------------------------------------------------------------------------
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    def create_message(self, *args: Any, **named: Any) -> Message:
+        return self._grid.create_message(*args, **named)
+
+    def get_node_ids(self) -> list[int]:
+        return [node.node_id for node in self.get_nodes()]
+
+    def get_nodes(self) -> list[Any]:
+        """The nodes that are online; a site with an open stream is, also if it is busy."""
+        with self._calling:
+            nodes = list(self._grid.get_nodes())
+        known = {node.node_id for node in nodes}
+        more = [n for n, site in list(self._sites.items()) if site.line.connected]
+        return nodes + [flower.node_pb2.NodeInfo(node_id=n) for n in more if n not in known]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names = []
+        for message in messages:
+            name = secrets.token_hex(16)
+            meta = message.metadata
+            about = Metadata(
+                run_id=meta.run_id,
+                message_id=name,
+                src_node_id=meta.src_node_id,
+                dst_node_id=meta.dst_node_id,
+                reply_to_message_id="",
+                group_id=meta.group_id,
+                created_at=meta.created_at,
+                ttl=meta.ttl,
+                message_type=meta.message_type,
+            )
+            head = flower.make_message(metadata=about, content=RecordDict())
+            ends = time.monotonic() + meta.created_at + meta.ttl - time.time()
+            with self._changed:
+                self._asked[name] = Asked(meta.dst_node_id, head, ends)
+            site = self._site(meta.dst_node_id)
+            size = site.line.send(message, name)
+            self.expect(size)
+            if not site.line.connected:
+                self._invite(site)
+            names.append(name)
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield the replies that are there, in the order they came; wait a second for the first.
+
+        Each takes room until the caller asks for the next one.
+        """
+        wanted = dict.fromkeys(message_ids)
+
+        def there() -> list[str]:
+            asked = ((name, self._asked.get(name)) for name in wanted)
+            return [name for name, each in asked if each is not None and each.reply is not None]
+
+        with self._changed:
+            self._wanted = wanted
+            self._changed.notify_all()
+            if wanted:
+                self._changed.wait_for(lambda: there() or self._closed.is_set(), WHILE)
+            found = sorted(there(), key=lambda name: self._asked[name].came)
+        for name in found:
+            with self._changed:
+                asked = self._asked.pop(name, None)
+            if asked is None:
+                continue
+            try:
+                yield _message(asked)
+            finally:
+                del asked
+                with self._changed:
+                    self._large.discard(name)
+                    self._changed.notify_all()
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        left, replies = set(self.push_messages(messages)), list[Message]()
+        ends = float("inf") if timeout is None else time.monotonic() + timeout
+        while left and time.monotonic() < ends and not self._closed.is_set():
+            for reply in self.pull_messages(left):
+                replies.append(reply)
+                left.discard(reply.metadata.reply_to_message_id)
+        return replies
+
+    # ---- sites ---------------------------------------------------------------------------------
+
+    def _site(self, node: int) -> Site:
+        with self._changed:
+            found = self._sites.get(node)
+            if found is None:
+                found = self._sites[node] = Site(node)
+                found.line = Line(
+                    lambda incoming, is_open: self._admit(node, incoming, is_open),
+                    lambda incoming: self._came(node, incoming),
+                    self._taken,
+                    lambda: self._anew(node),
+                )
+        return found
+
+    def _invite(self, site: Site) -> None:
+        """Ask a site to open its stream, unless it was asked just now."""
+        with self._calling:
+            if time.monotonic() < site.invited + INVITED_S:
+                return
+            site.invited = time.monotonic()
+            nodes = {node.node_id: node for node in self._grid.get_nodes()}
+            node = nodes.get(site.node)
+            public = b"" if node is None else bytes(node.public_key)
+            invitation = self._host.invite(
+                site.ticket,
+                site.line,
+                lambda made, said: not public or is_signed(public, made.claim(site.node), said),
+                (node is not None and node.name) or f"node {site.node}",
+            )
+            content = RecordDict({TABLE: ConfigRecord(dict(invitation.flat()))})
+            message = Message(content, site.node, KIND, ttl=INVITED_S, group_id="lane")
+            site.question = next(iter(self._grid.push_messages([message])), "") or ""
+        if not site.question:
+            self._give_up(site, Error(ErrorCode.NODE_UNAVAILABLE, "the server knows no such node"))
+
+    def _answers(self) -> None:
+        """Read what invited sites answered."""
+        with self._calling:
+            open_ = {site.question: site for site in list(self._sites.values()) if site.question}
+            replies = list(self._grid.pull_messages(list(open_))) if open_ else []
+        for reply in replies:
+            site = open_.get(reply.metadata.reply_to_message_id)
+            if site is None:
+                continue
+            site.question = ""
+            if not reply.has_error():
+                continue
+            site.invited = float("-inf")
+            code = reply.error.code
+            if code in set(Code) - {Code.RESTARTED, Code.EXPIRED}:
+                self._give_up(site, reply.error)
+            elif code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+                reason = "Flower's own SuperNode knows no lanes; run with --transport flower"
+                log.error("node %d: %s", site.node, reason)
+                self._give_up(site, Error(code, reason))
+
+    def _give_up(self, site: Site, error: Error) -> None:
+        """No request to a site will be answered."""
+        with self._changed:
+            for asked in self._asked.values():
+                if asked.node == site.node and asked.reply is None:
+                    asked.reply = error
+            self._changed.notify_all()
+
+    # ---- called by the threads of streams ------------------------------------------------------
+
+    def _admit(self, node: int, incoming: Incoming, is_open: Callable[[], bool]) -> bool:
+        """Whether to take a reply's arrays; wait until there is room for them."""
+        name = incoming.head.metadata.reply_to_message_id
+        with self._changed:
+            asked = self._asked.get(name)
+            if asked is None or asked.node != node or asked.reply is not None:
+                log.warning("node %d sent a message that nobody asked for; it stays unread", node)
+                return False
+            if incoming.size > MOST * self.sent:
+                asked.refused = f"a reply has {incoming.size:,} bytes of arrays, more than it may"
+                log.error("node %d: %s", node, asked.refused)
+                return False
+            if incoming.size <= SMALL:
+                return True
+            while is_open() and name in self._asked and not self._closed.is_set():
+                if name in self._wanted and len(self._large) < ROOM:
+                    self._large.add(name)
+                    return True
+                if name not in self._wanted and self._overtaken(node):
+                    return False
+                self._changed.wait(TICK_S)
+            return False
+
+    def _overtaken(self, node: int) -> bool:
+        """Whether the run has turned to a later request to a node."""
+        asked = (self._asked.get(name) for name in self._wanted)
+        return any(each is not None and each.node == node for each in asked)
+
+    def _came(self, node: int, incoming: Incoming) -> None:
+        name = incoming.head.metadata.reply_to_message_id
+        with self._changed:
+            asked = self._asked.get(name)
+            if asked is not None and asked.node == node and asked.reply is None:
+                asked.came = time.monotonic()
+                if incoming.keeps:
+                    asked.reply = incoming
+                elif asked.refused:
+                    asked.reply = Error(ErrorCode.UNKNOWN, "the reply cannot be read")
+            if asked is None or asked.reply is not incoming:
+                self._large.discard(name)
+            self._changed.notify_all()
+
+    def _taken(self, name: str) -> None:
+        if (asked := self._asked.get(name)) is not None:
+            asked.taken = True
+
+    def _anew(self, node: int) -> None:
+        """A site's program was restarted: what it had of requests is lost."""
+        with self._changed:
+            for name, asked in self._asked.items():
+                if asked.node == node and asked.taken and asked.reply is None:
+                    asked.reply = Error(int(Code.RESTARTED), Code.RESTARTED.public)
+                    self._large.discard(name)
+            self._changed.notify_all()
+
+    # ---- the clock -----------------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        while not self._closed.wait(TICK_S):
+            try:
+                self._expire()
+                for site in list(self._sites.values()):
+                    self._look_at(site)
+                self._answers()
+            except Exception as error:  # the server may be busy; the next look is soon
+                if not self._closed.is_set():
+                    log.warning("a look at the lanes failed (%s); trying again", error)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        with self._changed:
+            for name, asked in list(self._asked.items()):
+                if now > asked.ends + WHILE * 2:  # nobody has asked for it
+                    del self._asked[name]
+                    self._large.discard(name)
+                elif now > asked.ends and asked.reply is None:
+                    asked.reply = Error(ErrorCode.MESSAGE_UNAVAILABLE, "the request has expired")
+                    self._sites[asked.node].line.drop(name)
+            self._changed.notify_all()
+
+    def _look_at(self, site: Site) -> None:
+        line, now = site.line, time.monotonic()
+        if line.connected:
+            site.invited = float("-inf")
+            if line.partial is not None and line.partial.keeps and now > line.heard + STALL_S:
+                log.warning("the stream of node %d stalls; it is closed", site.node)
+                line.cut()
+            return
+        if now > line.since + HOLD_S and (name := line.forget()):
+            with self._changed:
+                self._large.discard(name)
+        waits = any(a.node == site.node and a.reply is None for a in list(self._asked.values()))
+        if waits and now > line.since + AGAIN_S:
+            self._invite(site)
+
+
+def _message(asked: Asked) -> Message:
+    """The reply to a request."""
+    reply, asked.reply = asked.reply, None
+    if isinstance(reply, Incoming):
+        try:
+            said = reply.message()
+        except Exception:  # nothing that a site sends may end the run
+            log.exception("a reply cannot be read")
+            return Message(Error(ErrorCode.UNKNOWN, "it cannot be read"), reply_to=asked.head)
+        if not said.has_error():
+            return Message(said.content, reply_to=asked.head)
+        reply = said.error
+    assert isinstance(reply, Error)
+    return Message(reply, reply_to=asked.head)
+
+
+@contextlib.contextmanager
+def lanes(grid: Grid, wanted: bool = True) -> Iterator[Grid]:
+    """A `LaneGrid` where a gateway of fedda's passes sites on, and the run wants it."""
+    folder = os.environ.get(LANES)
+    if not wanted or folder is None:
+        yield grid
+        return
+    with LaneGrid(grid, Path(folder)) as made:
+        yield made

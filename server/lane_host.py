@@ -1,0 +1,131 @@
+"""The server's end of a run's lanes: gRPC on a socket file; the gateway passes sites on to it."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fedda.errors import WireError
+from fedda.exchange import tls
+from fedda.lane import frames, invitation
+from fedda.lane.invitation import Invitation
+from fedda.lane.line import Broken, Ended, Line
+from fedda.ops import system
+
+log = logging.getLogger("fedda.server")
+
+CONNECTIONS = 4096  # at a time; the gateway limits those of one address
+HANDSHAKE_MS, IDLE_MS = 5_000, 10_000  # for a handshake, and for a connection without a call
+GRACE_S = 2.0  # for streams to end by themselves
+MOST_SAID = 10  # strangers that the log names; with more, anyone could fill disks
+OPTIONS = [
+    ("grpc.max_receive_message_length", frames.MOST_FRAME),
+    ("grpc.max_send_message_length", frames.MOST_FRAME),
+]
+
+
+class LaneHost:
+    """Serves the lanes of one run; `invite` says who may come."""
+
+    def __init__(self, folder: Path) -> None:
+        """Listen in the gateway's folder."""
+        self.name = invitation.new_name()
+        certificate, key = tls.fresh(self.name)
+        self._certificate = certificate.decode()
+        self._path = folder / self.name
+        self._known: dict[bytes, tuple[Line, Callable[[str], bool], str]] = {}  # by ticket's hash
+        self._strangers = 0
+        most = system.connections(CONNECTIONS)
+        self._pool = ThreadPoolExecutor(most, "lane")
+        _, service, method = invitation.PATH.split("/")
+        handlers = {method: grpc.stream_stream_rpc_method_handler(self._serve)}
+        self._server = grpc.server(
+            self._pool,
+            [grpc.method_handlers_generic_handler(service, handlers)],
+            options=[
+                *OPTIONS,
+                ("grpc.max_allowed_incoming_connections", most),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                # Sites ask whether the server is there. Whether they are, the gateway's system asks
+                # theirs: a stopped process is late and not gone.
+                ("grpc.http2.min_ping_interval_without_data_ms", tls.PING_MS // 2),
+            ],
+            maximum_concurrent_rpcs=most,
+        )
+        credentials = grpc.ssl_server_credentials([(key, certificate)])
+        self._server.add_secure_port(f"unix:{self._path}", credentials)
+        self._server.start()
+
+    def invite(
+        self, ticket: str, line: Line, is_signed: Callable[[Invitation, str], bool], who: str
+    ) -> Invitation:
+        """Let a site come -> its invitation.
+
+        Args:
+            ticket: the site's.
+            line: takes its connections.
+            is_signed: whether a signature is the site's.
+            who: the site, for the log.
+        """
+        made = Invitation(self.name, self._certificate, ticket)
+        self._known[tls.hashed(ticket)] = line, lambda said: is_signed(made, said), who
+        return made
+
+    def close(self) -> None:
+        """End all lanes: the run is over."""
+        for line, *_ in self._known.values():
+            line.end("The run is over.")
+        self._known = {}
+        self._server.stop(GRACE_S).wait()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._path.unlink(missing_ok=True)
+
+    def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        about = dict(context.invocation_metadata())
+        line, is_signed, who = self._known.get(
+            tls.hashed(str(about.get(tls.TICKET, ""))), (None, None, "")
+        )
+        if line is None or not is_signed(str(about.get(invitation.SIGNATURE, ""))):
+            yield self._refused(who)
+            return
+        number, twice = line.open(context.cancel)
+        if twice:
+            log.warning("%s opened a second stream; the first is closed", who)
+        context.add_callback(lambda: line.lost(number))
+        reader = threading.Thread(
+            target=self._read, args=(line, number, incoming, context, who), daemon=True
+        )
+        reader.start()
+        yield from line.frames(number)
+
+    def _refused(self, who: str) -> bytes:
+        what = f"{who} without its key" if who else "a stranger without a ticket of this run"
+        self._strangers += 1
+        if self._strangers <= MOST_SAID:
+            last = self._strangers == MOST_SAID
+            log.warning("%s is refused%s", what, "; further ones are not named" if last else "")
+        reason = "This run knows no such ticket and key: the run may be over."
+        return frames.control(frames.END, {"reason": reason, "again": False})
+
+    def _read(
+        self, line: Line, number: int, incoming: Iterator[bytes], context: Any, who: str
+    ) -> None:
+        """Take all that a connection brings, until it breaks."""
+        try:
+            for frame in incoming:
+                line.take(number, frame)
+        except (Broken, grpc.RpcError):
+            pass
+        except (WireError, Ended) as error:
+            log.warning("the stream of %s is closed: %s", who, error)
+        except Exception as error:  # a defect of fedda: no site should wait for ever
+            if line.is_open(number):
+                log.exception("the stream of %s failed (%s)", who, type(error).__name__)
+        finally:
+            line.lost(number)
+            context.cancel()
