@@ -39,6 +39,7 @@ HOLD_S = 10.0  # seconds for which half a reply is kept whose connection broke
 STALL_S = 300.0  # seconds without a frame in the middle of a message
 SMALL = 2**20  # bytes of a reply that need no room
 ROOM = 2  # larger replies that memory holds at a time
+OWN = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 MOST = 2  # how many times as large as the largest request's arrays those of a reply may be
 
 
@@ -53,6 +54,7 @@ class Asked:
         taken: whether the site has all of it.
         came: when its reply came.
         reply: what came, or why nothing will.
+        part: whether only a part of the reply came.
         refused: why its reply is not taken.
     """
 
@@ -62,6 +64,7 @@ class Asked:
     taken: bool = False
     came: float = 0.0
     reply: Incoming | Error | None = None
+    part: bool = False
     refused: str = ""
 
 
@@ -273,7 +276,7 @@ class LaneGrid(Grid):
 
     def _admit(self, node: int, incoming: Incoming, is_open: Callable[[], bool]) -> bool:
         """Whether to take a reply's arrays; wait until there is room for them."""
-        name = incoming.head.metadata.reply_to_message_id
+        name = incoming.answers
         with self._changed:
             asked = self._asked.get(name)
             if asked is None or asked.node != node or asked.reply is not None:
@@ -300,7 +303,7 @@ class LaneGrid(Grid):
         return any(each is not None and each.node == node for each in asked)
 
     def _came(self, node: int, incoming: Incoming) -> None:
-        name = incoming.head.metadata.reply_to_message_id
+        name = incoming.answers
         with self._changed:
             asked = self._asked.get(name)
             if asked is not None and asked.node == node and asked.reply is None:
@@ -348,7 +351,9 @@ class LaneGrid(Grid):
                     self._large.discard(name)
                 elif now > asked.ends and asked.reply is None:
                     asked.reply = Error(ErrorCode.MESSAGE_UNAVAILABLE, "the request has expired")
-                    self._sites[asked.node].line.drop(name)
+                    line = self._sites[asked.node].line
+                    line.drop(name)
+                    asked.part = line.partial is not None and line.partial.answers == name
             self._changed.notify_all()
 
     def _look_at(self, site: Site) -> None:
@@ -368,7 +373,7 @@ class LaneGrid(Grid):
 
 
 def _message(asked: Asked) -> Message:
-    """The reply to a request."""
+    """The reply to a request; what Flower's server would say itself is said in its name."""
     reply, asked.reply = asked.reply, None
     if isinstance(reply, Incoming):
         try:
@@ -378,9 +383,16 @@ def _message(asked: Asked) -> Message:
             return Message(Error(ErrorCode.UNKNOWN, "it cannot be read"), reply_to=asked.head)
         if not said.has_error():
             return Message(said.content, reply_to=asked.head)
-        reply = said.error
+        return Message(said.error, reply_to=asked.head)
     assert isinstance(reply, Error)
-    return Message(reply, reply_to=asked.head)
+    if reply.code not in OWN or asked.part:
+        return Message(reply, reply_to=asked.head)
+    meta, own = asked.head.metadata, flower.SUPERLINK_NODE_ID
+    about = Metadata(
+        *(meta.run_id, "", own, own, meta.message_id),
+        *(meta.group_id, time.time(), 0.0, meta.message_type),
+    )
+    return flower.make_message(metadata=about, error=reply)
 
 
 @contextlib.contextmanager

@@ -87,12 +87,11 @@ class LaneHost:
 
     def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         about = dict(context.invocation_metadata())
-        line, is_signed, who = self._known.get(
-            tls.hashed(str(about.get(tls.TICKET, ""))), (None, None, "")
-        )
-        if line is None or not is_signed(str(about.get(invitation.SIGNATURE, ""))):
-            yield self._refused(who)
+        known = self._known.get(tls.hashed(str(about.get(tls.TICKET, ""))))
+        if known is None or not known[1](str(about.get(invitation.SIGNATURE, ""))):
+            yield self._refused(known[2] if known else "")
             return
+        line, _, who = known
         number, twice = line.open(context.cancel)
         if twice:
             log.warning("%s opened a second stream; the first is closed", who)

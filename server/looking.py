@@ -24,7 +24,6 @@ from fedda.settings import RunConfig
 from . import checkpoint
 from .crossed import Crossed
 from .journal import Journal, by_reason
-from .lane_grid import LaneGrid
 from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail

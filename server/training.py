@@ -28,7 +28,6 @@ from .attendance import Sites
 from .checkpoint import UNTESTED
 from .crossed import Crossed
 from .journal import Journal, by_reason
-from .lane_grid import LaneGrid
 from .ledger import Ledger
 from .sequence import Earlier
 from .start import finished

@@ -14,9 +14,10 @@ hop of that round; "2 test" is the target's test of its model.
     scale       multiplies its model by that number
 
 "join": "hold" keeps the site from joining, and "offer": "hold" from saying what it offers. "early":
-true makes it confirm its work before it has it. "gone": true makes it answer questions as the
-server does for a node that is gone. "loss": 0.3 loses so many of its requests to the server, or
-their answers. A reply is changed after the site's own checks, as a site with another program could.
+true makes it confirm its work before it has it. "gone":
+true makes it answer questions as the server does for a node that is gone. "loss": 0.3 loses so many
+of its requests to the server, or their answers, and breaks its stream before so many pieces of a
+reply. A reply is changed after the site's own checks, as a site with another program could.
 
 It asks for work less often than a real site: the more often sites ask, the more of its time a
 waiting server spends on answering that there is no work.
@@ -24,9 +25,8 @@ waiting server spends on answering that there is no work.
 
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,21 +34,17 @@ from typing import Any
 import httpx
 from flwr.app import Error, Message
 
-from clients.node import bridge, resident
-from clients.node.failures import ask
+from clients.node import bridge, lanes, resident
 from clients.node.fleet import Fleet
 from clients.site.memory import Site
 from fedda import cli, records
-from fedda.flower import (
-    ErrorCode,
-    ObjectTree,
-    make_message,
-    message_pb2,
-)
+from fedda.flower import ErrorCode, make_message
+from fedda.lane import frames, line
 from fedda.wire import Arrays
 from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])
+PIECE = 2**12  # bytes of a reply that are sent at once, so that even a small one has several
 POLL = 0.2  # seconds between two requests for work, while a run is going on
 
 
@@ -89,7 +85,7 @@ def misbehave(message: Message, site: Site, step: str, honest: Any) -> Message:
     if not what:
         return honest(message, site)
     if what in PUSHES:
-        Hostile.of_reply = (what, step, float(value))  # which says so when it is on its way
+        HostileLine.of_reply = (what, step, float(value))  # which says so when it is on its way
     else:
         say(what, step, message.metadata.run_id)
     if what == "hold":
@@ -109,28 +105,6 @@ def scaled(model: Arrays, by: float) -> Arrays:
     return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
 
 
-Push = Callable[[message_pb2.PushObjectRequest], message_pb2.PushObjectResponse]
-
-
-class Pushing:
-    """Sends the pieces of one reply, one at a time."""
-
-    def __init__(self, honest: Push, what: str, step: str, pause: float) -> None:
-        self._honest, self._what, self._step, self._pause = honest, what, step, pause
-        self._one = threading.Lock()  # a reply is pushed by several threads
-        self._sent = 0
-
-    def __call__(self, request: message_pb2.PushObjectRequest) -> message_pb2.PushObjectResponse:
-        with self._one:
-            if self._sent:
-                PUSHES[self._what](self._step, self._pause)
-            answer = self._honest(request)
-            self._sent += 1
-            if self._sent == 1:
-                say(self._what, self._step, request.run_id)
-            return answer
-
-
 def drip(step: str, pause: float) -> None:
     """Wait before the next piece, unless FILE no longer says so."""
     if (act(step) or [""])[0] == "drip":
@@ -143,10 +117,57 @@ PUSHES: dict[str, Callable[[str, float], None]] = {
 }
 
 
-class Hostile(Fleet):
-    """A connection that uses the server as its own program never would."""
+class HostileLine(line.Line):
+    """An end of a lane whose replies hang, and whose connections break."""
 
-    of_reply = ("", "", 0.0)  # how to push the next reply, of which step, with what pauses
+    of_reply = ("", "", 0.0)  # how to send the next reply, of which step, with what pauses
+    run = 0  # of that reply
+    _draw = Random(0)
+
+    def frames(self, number: int) -> Iterator[bytes]:
+        said = False
+        for frame in super().frames(number):
+            what, step, pause = HostileLine.of_reply
+            is_part = frame[0] == frames.PART
+            if what and is_part and said:
+                PUSHES[what](step, pause)
+            if is_part and self._draw.random() < (act("loss") or 0.0):
+                print("acting: loss", flush=True)
+                self.cut()
+                return
+            yield frame
+            if what and is_part and not said:
+                said = True
+                say(what, step, HostileLine.run)
+
+    def _begin(self, number: int, frame: bytes) -> None:
+        """Confirm what has only begun to come, as FILE says."""
+        if act("early") and b'"kind":"train"' in frame:
+            print("acting: confirm early", flush=True)
+            name = frames.Incoming.parse(frame[1 + frames.OFFSET :]).name
+            with self.lock:
+                self._control.append(frames.control(frames.WHOLE, name))
+                self.lock.notify_all()
+        super()._begin(number, frame)
+
+
+class HostileLanes(lanes.Lanes):
+    """Sends replies as its own program never would."""
+
+    def send(self, reply: Message) -> None:
+        HostileLine.run = reply.metadata.run_id
+        if act("gone") and reply.metadata.message_type == "query":
+            print("acting: gone", flush=True)
+            gone = Error(ErrorCode.NODE_UNAVAILABLE)
+            reply = make_message(metadata=reply.metadata, error=gone)
+        try:
+            super().send(reply)
+        finally:
+            HostileLine.of_reply = ("", "", 0.0)
+
+
+class Hostile(Fleet):
+    """A session that loses requests to the server, or their answers."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -164,32 +185,6 @@ class Hostile(Fleet):
             answer.close()
         print("acting: loss", flush=True)
         raise httpx.ReadError("lost", request=request)
-
-    def fetch(self, head: Message, tree: ObjectTree) -> Message:
-        if act("early") and head.metadata.message_type == "train":
-            print("acting: confirm early", flush=True)
-            meta = head.metadata
-            request = message_pb2.ConfirmMessageReceivedRequest(
-                node=self._node, run_id=meta.run_id, message_object_id=meta.message_id
-            )
-            ask(self._client.ConfirmMessageReceived, request)
-        return super().fetch(head, tree)
-
-    def send(self, reply: Message) -> None:
-        if act("gone") and reply.metadata.message_type == "query":
-            print("acting: gone", flush=True)
-            gone = Error(ErrorCode.NODE_UNAVAILABLE)
-            reply = make_message(metadata=reply.metadata, error=gone)
-        (what, step, pause), Hostile.of_reply = Hostile.of_reply, ("", "", 0.0)
-        real, together = self._client.PushObject, self._is_fedda
-        if what:
-            self._is_fedda = False  # so that small pieces come singly, too
-            self._client.PushObject = Pushing(real, what, step, pause)  # type: ignore[method-assign]
-        try:
-            super().send(reply)
-        finally:
-            self._client.PushObject = real  # type: ignore[method-assign]
-            self._is_fedda = together
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
@@ -212,5 +207,8 @@ if __name__ == "__main__":
     bridge.train, bridge.evaluate = train, evaluate
     Site.offer, resident.serve = offer, serve
     resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
+    resident.Lanes = HostileLanes  # pyright: ignore[reportPrivateImportUsage]
+    lanes.Line = HostileLine  # pyright: ignore[reportPrivateImportUsage]
+    frames.PIECE = PIECE
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

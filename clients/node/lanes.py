@@ -67,7 +67,8 @@ class Lane:
         self.over = False  # no request of it is waited for any more
         self._invited, self._address, self._signature = invited, address, signature
         self._requests = requests
-        self._keeps: dict[str, bool] = {}  # which requests' arrays are wanted, by name
+        self._asked: set[str] = set()  # requests with arrays that the node knows of
+        self._keeps: dict[str, bool] = {}  # which of these arrays it wants
         self.line = Line(self._admit, self._came)
         self._call: grpc.Call | None = None
         self._closing = threading.Event()
@@ -87,11 +88,20 @@ class Lane:
                 lambda: incoming.whole or self.over, max(0.0, ends - time.monotonic())
             )
             self._keeps.pop(incoming.name, None)
+            self._asked.discard(incoming.name)
         if not keeps:
             return None
         if self.over or not done:
             raise RunOver("the run is over")
         return incoming.message()
+
+    def settle(self, incoming: Incoming) -> None:
+        """Let the arrays go by of a request that the node is done with."""
+        with self.line.lock:
+            if incoming.name in self._asked:
+                self._asked.discard(incoming.name)
+                self._keeps[incoming.name] = False
+                self.line.lock.notify_all()
 
     def send(self, reply: Message, ends: float) -> None:
         """Send a reply, and wait until the run's program has it.
@@ -122,20 +132,21 @@ class Lane:
 
     def _admit(self, incoming: Incoming, is_open: Callable[[], bool]) -> bool:
         """Tell the node of a request, and wait until it says whether it wants the arrays."""
-        if incoming.head.metadata.reply_to_message_id or incoming.head.has_error():
+        if incoming.answers or incoming.head.has_error():
             raise WireError("a message came that is no request")
         name = incoming.name
+        if not incoming.size:
+            return True
         with self.line.lock:
-            if name not in self._keeps:
+            if name not in self._asked:
+                self._asked.add(name)
                 self._requests.put((self, incoming))
-            if not incoming.size:
-                return True
             self.line.lock.wait_for(lambda: name in self._keeps or self.over or not is_open())
             return self._keeps.get(name, False)
 
     def _came(self, incoming: Incoming) -> None:
-        with self.line.lock:
-            self.line.lock.notify_all()
+        if not incoming.size:
+            self._requests.put((self, incoming))
 
     # ---- the thread that connects --------------------------------------------------------------
 
@@ -205,6 +216,7 @@ class Lanes:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lanes: dict[str, Lane] = {}
         self._mine: dict[str, tuple[Lane, float]] = {}  # requests of lanes, and until when
+        self._last: tuple[Lane, Incoming] | None = None  # the request that the node works on
         self._fleet: FleetConnection | None = None
         self._session = itertools.count()
         self._now = -1
@@ -223,7 +235,9 @@ class Lanes:
     def receive(self) -> tuple[Message, Any] | None:
         """The next request, of any lane or by Flower's messages; its arrays come with `fetch`."""
         self._free.set()
-        began = time.monotonic()
+        if self._last is not None:
+            self._last[0].settle(self._last[1])
+        began, self._last = time.monotonic(), None
         try:
             lane, found = self._requests.get(timeout=LOOK_S)
         except queue.Empty:
@@ -240,7 +254,7 @@ class Lanes:
         meta = found.head.metadata
         ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
         self._mine = {n: m for n, m in self._mine.items() if m[1] > time.monotonic()}
-        self._mine[found.name] = lane, ends
+        self._mine[found.name], self._last = (lane, ends), (lane, found)
         if meta.dst_node_id != self.node_id:
             log.warning("a request came that is for another node")
             lane.fetch(found, False, ends)

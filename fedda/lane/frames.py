@@ -11,7 +11,6 @@ and type, shape and size of each array. So it says how much will come before any
 """
 
 import base64
-import binascii
 import io
 import json
 import math
@@ -211,13 +210,18 @@ class Incoming:
             made = cls(meta.message_id, head, sizes, records)
             made.message(empty=True)  # so that what cannot be read is refused at once
             return made
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError, binascii.Error):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise WireError(UNREADABLE) from None
 
     @property
     def size(self) -> int:
         """Bytes of its arrays."""
         return sum(self.sizes)
+
+    @property
+    def answers(self) -> str:
+        """The name of the request that it is the reply to; "" if it is none."""
+        return self.head.metadata.reply_to_message_id
 
     def take(self, piece: memoryview) -> None:
         """Take the next bytes of the arrays.

@@ -69,6 +69,7 @@ class Line:
         self._whole: deque[str] = deque(maxlen=REMEMBERED)
         self._me, self._other = secrets.token_hex(8), ""
         self._open, self._last = 0, 0  # the number of the open connection, of the last one
+        self._going = False  # whether `partial` has begun, or gone on, in this connection
         self._hang_up: Callable[[], Any] = lambda: None
 
     def send(self, message: Message, name: str) -> int:
@@ -98,7 +99,7 @@ class Line:
                 return ""
             partial.forget()
             self.partial = None
-            return partial.head.metadata.reply_to_message_id
+            return partial.answers
 
     def end(self, reason: str) -> None:
         """Let this be the last frame of the open connection."""
@@ -124,6 +125,7 @@ class Line:
             self._last += 1
             self._open, self._hang_up = self._last, hang_up
             self._control.clear()
+            self._going = False
             self.heard = time.monotonic()
             self._turn(False)
         if was and old:
@@ -202,7 +204,7 @@ class Line:
                 raise WireError("a frame came that is not due")
 
     def _part(self, piece: memoryview) -> None:
-        if self.partial is None or self.partial.keeps is None:
+        if self.partial is None or not self._going:
             raise WireError("a piece came that belongs to no message")
         self.partial.take(piece)
 
@@ -211,11 +213,12 @@ class Line:
         at, new = int.from_bytes(frame[1:start]), Incoming.parse(frame[start:])
         with self.lock:
             known = self.partial
-            if known is not None and known.name != new.name:
+            if self._going or (known is not None and known.name != new.name):
                 raise WireError("a message came before the one before it was whole")
             if at != (known.got if known else 0) or new.name in self._whole:
                 raise WireError("a message came that does not go on where it stopped")
-            incoming = self.partial = known or new
+            incoming, self._going = known or new, True
+            self.partial = incoming
         if incoming.keeps is None:
             keeps = self._admit(incoming, lambda: number == self._open)
             if number != self._open:
@@ -228,12 +231,12 @@ class Line:
         incoming = self.partial
         if incoming is None or incoming.got < incoming.size:
             return
-        self._came(incoming)
         with self.lock:
-            incoming.whole, self.partial = True, None
+            incoming.whole, self.partial, self._going = True, None, False
             self._whole.append(incoming.name)
             self._control.append(frames.control(frames.WHOLE, incoming.name))
             self.lock.notify_all()
+        self._came(incoming)
 
     def _arrived(self, name: Any) -> None:
         with self.lock:

@@ -7,6 +7,7 @@ and the program. All other connections are the SuperLink's.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -57,6 +58,8 @@ class Relay:
         self._closed = True
         self._wake.send(b"!")
         self._thread.join()
+        for each in (self._wake, self._woken, self._selector):
+            each.close()
         self._folder.cleanup()
 
     async def takes(self, connection: socket.socket, seconds: float) -> bool:
@@ -100,6 +103,8 @@ class Relay:
         for key in [*self._selector.get_map().values()]:
             if key.data is not None:
                 key.data.close()
+        for each in itertools.chain(*self._new):
+            each.close()
 
 
 class _Pair:
