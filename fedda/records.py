@@ -17,20 +17,20 @@ A message holds at most these records, and any other is refused:
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
-from fedda.flower.pieces import arrays_of, names
 from fedda.wire import SCALARS, Manifest, Packed, shown
 
 Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look"]
 Numbers = dict[str, Any]
 
 STYPE = "fedda.packed"
+HASHED = "_fedda_hash"  # where an array keeps its bytes and their hash
 RECORDS = ("arrays", "manifests", *get_args(Table))
 
 
@@ -79,7 +79,7 @@ def to_arrays(arrays: Mapping[str, Packed]) -> ArrayRecord:
 def _array(data: bytes) -> Array:
     """The array in use that holds these very bytes, so that they are hashed once; else a new one.
 
-    What is known of an array, such as the hashes of its pieces, Flower keeps in the array.
+    Its hash is kept in the array.
     """
     array = _IN_USE.get(id(data))
     if array is None or array.data is not data:
@@ -107,20 +107,39 @@ def from_arrays(arrays: ArrayRecord, manifests: Mapping[str, Any]) -> dict[str, 
     return packed
 
 
+def arrays_of(content: RecordDict) -> Iterator[Array]:
+    """All arrays of a message's content.
+
+    Flower's `content.array_records` refers to itself, so that a message whose arrays were once
+    asked for stays in memory until a garbage collection, which large arrays alone never begin.
+    """
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return (array for record in records for array in record.values())
+
+
+def hashed(array: Array) -> str:
+    """SHA-256 of an array's bytes; those of an array in use are hashed once."""
+    data, (known, found) = array.data, vars(array).get(HASHED, (None, ""))
+    if known is not data:
+        found = hashlib.sha256(data).hexdigest()
+        vars(array)[HASHED] = data, found
+    return found
+
+
 def digest(message: Message) -> str:
     """SHA-256 of what a message holds, in hexadecimal; the same at its sender and its receiver.
 
     It is that of a JSON text without spaces and with sorted keys: a table of the records by name,
     each a table of its entries. An array stands there as its dtype, its shape, its type of
-    serialisation and the names of its pieces, each the SHA-256 of what the piece holds. A message
-    that holds an error is the table {"error": CODE}.
+    serialisation and the SHA-256 of its bytes. A message that holds an error is the table
+    {"error": CODE}.
     """
     tables: dict[str, Any] = {}
     if message.has_error():
         tables["error"] = message.error.code
     for name, record in message.content.items() if message.has_content() else ():
         if isinstance(record, ArrayRecord):
-            about = {n: [a.dtype, list(a.shape), a.stype, names(a)] for n, a in record.items()}
+            about = {n: [a.dtype, list(a.shape), a.stype, hashed(a)] for n, a in record.items()}
             tables[name] = about
         else:
             tables[name] = dict(record)

@@ -14,7 +14,6 @@ from fedda.settings import RunConfig
 from . import looking, run
 from .journal import Journal
 from .lane_grid import lanes
-from .superlink.lean_grid import lean
 
 JOURNAL = "journal.jsonl"
 
@@ -32,6 +31,6 @@ def main(grid: Grid, context: Context) -> None:
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id, **asdict(Holder.me()))
     wanted = config.run.transport == "lane"
-    with journal.ending(), lanes(lean(grid), wanted) as way:
+    with journal.ending(), lanes(grid, wanted) as way:
         execute = looking.execute if config.run.look else run.execute
         execute(config, way, journal)

@@ -22,9 +22,9 @@ from flwr.serverapp import Grid
 from fedda import flower
 from fedda.errors import Code
 from fedda.flower import ErrorCode
-from fedda.lane.frames import Incoming
 from fedda.lane.invitation import KIND, TABLE, is_signed
-from fedda.lane.line import Line
+from fedda.lane.lane_end import LaneEnd
+from fedda.lane.parcels import Incoming
 from fedda.ops.spawn import LANES
 
 from .lane_host import LaneHost
@@ -69,12 +69,12 @@ class Asked:
 
 
 @dataclass
-class Site:
+class Guest:
     """A node, as the run knows it."""
 
     node: int
     ticket: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
-    line: Line = field(init=False)
+    line: LaneEnd = field(init=False)
     invited: float = float("-inf")  # when, on the monotonic clock; -inf: no invitation is open
     question: str = ""  # the invitation's message
 
@@ -87,7 +87,7 @@ class LaneGrid(Grid):
         self._grid, self._calling = grid, threading.Lock()
         self._host = LaneHost(folder)
         self._changed = threading.Condition()
-        self._sites: dict[int, Site] = {}
+        self._sites: dict[int, Guest] = {}
         self._asked: dict[str, Asked] = {}  # by name, the oldest first
         self._wanted: Collection[str] = ()  # that the last look asked for
         self._large: set[str] = set()  # whose replies take room
@@ -209,12 +209,12 @@ class LaneGrid(Grid):
 
     # ---- sites ---------------------------------------------------------------------------------
 
-    def _site(self, node: int) -> Site:
+    def _site(self, node: int) -> Guest:
         with self._changed:
             found = self._sites.get(node)
             if found is None:
-                found = self._sites[node] = Site(node)
-                found.line = Line(
+                found = self._sites[node] = Guest(node)
+                found.line = LaneEnd(
                     lambda incoming, is_open: self._admit(node, incoming, is_open),
                     lambda incoming: self._came(node, incoming),
                     self._taken,
@@ -222,7 +222,7 @@ class LaneGrid(Grid):
                 )
         return found
 
-    def _invite(self, site: Site) -> None:
+    def _invite(self, site: Guest) -> None:
         """Ask a site to open its stream, unless it was asked just now."""
         with self._calling:
             if time.monotonic() < site.invited + INVITED_S:
@@ -264,7 +264,7 @@ class LaneGrid(Grid):
                 log.error("node %d: %s", site.node, reason)
                 self._give_up(site, Error(code, reason))
 
-    def _give_up(self, site: Site, error: Error) -> None:
+    def _give_up(self, site: Guest, error: Error) -> None:
         """No request to a site will be answered."""
         with self._changed:
             for asked in self._asked.values():
@@ -356,7 +356,7 @@ class LaneGrid(Grid):
                     asked.part = line.partial is not None and line.partial.answers == name
             self._changed.notify_all()
 
-    def _look_at(self, site: Site) -> None:
+    def _look_at(self, site: Guest) -> None:
         line, now = site.line, time.monotonic()
         if line.connected:
             site.invited = float("-inf")

@@ -11,9 +11,9 @@ import grpc
 
 from fedda.errors import WireError
 from fedda.exchange import tls
-from fedda.lane import frames, invitation
-from fedda.lane.invitation import Invitation
-from fedda.lane.line import Broken, Ended, Line
+from fedda.lane import invitation, parcels
+from fedda.lane.invitation import LaneInvitation
+from fedda.lane.lane_end import CutOff, Ended, LaneEnd
 from fedda.ops import system
 
 log = logging.getLogger("fedda.server")
@@ -23,8 +23,8 @@ HANDSHAKE_MS, IDLE_MS = 5_000, 10_000  # for a handshake, and for a connection w
 GRACE_S = 2.0  # for streams to end by themselves
 MOST_SAID = 10  # strangers that the log names; with more, anyone could fill disks
 OPTIONS = [
-    ("grpc.max_receive_message_length", frames.MOST_FRAME),
-    ("grpc.max_send_message_length", frames.MOST_FRAME),
+    ("grpc.max_receive_message_length", parcels.MOST_FRAME),
+    ("grpc.max_send_message_length", parcels.MOST_FRAME),
 ]
 
 
@@ -37,7 +37,8 @@ class LaneHost:
         certificate, key = tls.fresh(self.name)
         self._certificate = certificate.decode()
         self._path = folder / self.name
-        self._known: dict[bytes, tuple[Line, Callable[[str], bool], str]] = {}  # by ticket's hash
+        # By the ticket's hash: the lane, whether a signature is the site's, and its name.
+        self._known: dict[bytes, tuple[LaneEnd, Callable[[str], bool], str]] = {}
         self._strangers = 0
         most = system.connections(CONNECTIONS)
         self._pool = ThreadPoolExecutor(most, "lane")
@@ -62,8 +63,8 @@ class LaneHost:
         self._server.start()
 
     def invite(
-        self, ticket: str, line: Line, is_signed: Callable[[Invitation, str], bool], who: str
-    ) -> Invitation:
+        self, ticket: str, line: LaneEnd, is_signed: Callable[[LaneInvitation, str], bool], who: str
+    ) -> LaneInvitation:
         """Let a site come -> its invitation.
 
         Args:
@@ -72,7 +73,7 @@ class LaneHost:
             is_signed: whether a signature is the site's.
             who: the site, for the log.
         """
-        made = Invitation(self.name, self._certificate, ticket)
+        made = LaneInvitation(self.name, self._certificate, ticket)
         self._known[tls.hashed(ticket)] = line, lambda said: is_signed(made, said), who
         return made
 
@@ -109,16 +110,16 @@ class LaneHost:
             last = self._strangers == MOST_SAID
             log.warning("%s is refused%s", what, "; further ones are not named" if last else "")
         reason = "This run knows no such ticket and key: the run may be over."
-        return frames.control(frames.END, {"reason": reason, "again": False})
+        return parcels.control(parcels.END, {"reason": reason, "again": False})
 
     def _read(
-        self, line: Line, number: int, incoming: Iterator[bytes], context: Any, who: str
+        self, line: LaneEnd, number: int, incoming: Iterator[bytes], context: Any, who: str
     ) -> None:
         """Take all that a connection brings, until it breaks."""
         try:
             for frame in incoming:
                 line.take(number, frame)
-        except (Broken, grpc.RpcError):
+        except (CutOff, grpc.RpcError):
             pass
         except (WireError, Ended) as error:
             log.warning("the stream of %s is closed: %s", who, error)

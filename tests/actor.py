@@ -39,7 +39,7 @@ from clients.node.fleet import Fleet
 from clients.site.memory import Site
 from fedda import cli, records
 from fedda.flower import ErrorCode, make_message
-from fedda.lane import frames, line
+from fedda.lane import lane_end, parcels
 from fedda.wire import Arrays
 from tests.local_grid import reshaped
 
@@ -85,7 +85,7 @@ def misbehave(message: Message, site: Site, step: str, honest: Any) -> Message:
     if not what:
         return honest(message, site)
     if what in PUSHES:
-        HostileLine.of_reply = (what, step, float(value))  # which says so when it is on its way
+        HostileEnd.of_reply = (what, step, float(value))  # which says so when it is on its way
     else:
         say(what, step, message.metadata.run_id)
     if what == "hold":
@@ -117,7 +117,7 @@ PUSHES: dict[str, Callable[[str, float], None]] = {
 }
 
 
-class HostileLine(line.Line):
+class HostileEnd(lane_end.LaneEnd):
     """An end of a lane whose replies hang, and whose connections break."""
 
     of_reply = ("", "", 0.0)  # how to send the next reply, of which step, with what pauses
@@ -127,8 +127,8 @@ class HostileLine(line.Line):
     def frames(self, number: int) -> Iterator[bytes]:
         said = False
         for frame in super().frames(number):
-            what, step, pause = HostileLine.of_reply
-            is_part = frame[0] == frames.PART
+            what, step, pause = HostileEnd.of_reply
+            is_part = frame[0] == parcels.PART
             if what and is_part and said:
                 PUSHES[what](step, pause)
             if is_part and self._draw.random() < (act("loss") or 0.0):
@@ -138,15 +138,15 @@ class HostileLine(line.Line):
             yield frame
             if what and is_part and not said:
                 said = True
-                say(what, step, HostileLine.run)
+                say(what, step, HostileEnd.run)
 
     def _begin(self, number: int, frame: bytes) -> None:
         """Confirm what has only begun to come, as FILE says."""
         if act("early") and b'"kind":"train"' in frame:
             print("acting: confirm early", flush=True)
-            name = frames.Incoming.parse(frame[1 + frames.OFFSET :]).name
+            name = parcels.Incoming.parse(frame[1 + parcels.OFFSET :]).name
             with self.lock:
-                self._control.append(frames.control(frames.WHOLE, name))
+                self._control.append(parcels.control(parcels.WHOLE, name))
                 self.lock.notify_all()
         super()._begin(number, frame)
 
@@ -155,7 +155,7 @@ class HostileLanes(lanes.Lanes):
     """Sends replies as its own program never would."""
 
     def send(self, reply: Message) -> None:
-        HostileLine.run = reply.metadata.run_id
+        HostileEnd.run = reply.metadata.run_id
         if act("gone") and reply.metadata.message_type == "query":
             print("acting: gone", flush=True)
             gone = Error(ErrorCode.NODE_UNAVAILABLE)
@@ -163,7 +163,7 @@ class HostileLanes(lanes.Lanes):
         try:
             super().send(reply)
         finally:
-            HostileLine.of_reply = ("", "", 0.0)
+            HostileEnd.of_reply = ("", "", 0.0)
 
 
 class Hostile(Fleet):
@@ -208,7 +208,7 @@ if __name__ == "__main__":
     Site.offer, resident.serve = offer, serve
     resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
     resident.Lanes = HostileLanes  # pyright: ignore[reportPrivateImportUsage]
-    lanes.Line = HostileLine  # pyright: ignore[reportPrivateImportUsage]
-    frames.PIECE = PIECE
+    lanes.LaneEnd = HostileEnd  # pyright: ignore[reportPrivateImportUsage]
+    parcels.PIECE = PIECE
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

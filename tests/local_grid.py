@@ -21,7 +21,7 @@ from clients.site.memory import resident
 from fedda import models, plugins, records, wire
 from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
-from fedda.flower.pieces import arrays_of
+from fedda.records import arrays_of
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed
 from server import run as server_run

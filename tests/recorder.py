@@ -3,7 +3,8 @@
     python -m tests.recorder FOLDER superlink ...
 
 Each request to the public listener, with its answer, is a line of FOLDER/requests.jsonl; each frame
-of the exchange is a line of FOLDER/frames.jsonl, once the server's program calls `record_frames`.
+of the exchange is a line of FOLDER/frames.jsonl, and each frame of a lane one of
+FOLDER/lanes.jsonl, once the server's program calls `record_frames`.
 """
 
 import json
@@ -13,10 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flwr.app import Message
+
 from fedda.exchange.connections import Connections
+from fedda.exchange.tls import TICKET
+from fedda.lane import parcels as lane
+from fedda.lane.parcels import Incoming
+from server.lane_host import LaneHost
 from server.superlink.filter import FleetOnly
 
-REQUESTS, FRAMES = "requests.jsonl", "frames.jsonl"
+REQUESTS, FRAMES, LANES = "requests.jsonl", "frames.jsonl", "lanes.jsonl"
 
 
 def record_requests(folder: Path) -> None:
@@ -46,20 +53,46 @@ def record_requests(folder: Path) -> None:
 
 
 def record_frames(folder: Path) -> None:
-    """Record the frames of the exchange from now on."""
-    honest = Connections.serve
-    file = (folder / FRAMES).open("a", buffering=1)
+    """Record the frames of the exchange and of lanes from now on."""
 
-    def note(way: str, site: str | None, data: bytes) -> bytes:
-        file.write(json.dumps([way, site, b64encode(data).decode()]) + "\n")
-        return data
+    def recording(kind: Any, name: str, file_name: str) -> None:
+        honest = getattr(kind, name)
+        file = (folder / file_name).open("a", buffering=1)
 
-    def recording(self: Any, site: str | None, incoming: Iterator[bytes]) -> Iterator[bytes]:
-        read = (note("from", site, data) for data in incoming)
-        for data in honest(self, site, read):
-            yield note("to", site, data)
+        def note(way: str, whose: str, data: bytes) -> bytes:
+            file.write(json.dumps([way, whose, b64encode(data).decode()]) + "\n")
+            return data
 
-    Connections.serve = recording
+        def noting(self: Any, first: Any, second: Any) -> Iterator[bytes]:
+            if kind is Connections:
+                whose, given = first, (first, (note("from", first, data) for data in second))
+            else:
+                whose = dict(second.invocation_metadata())[TICKET]
+                given = (note("from", whose, data) for data in first), second
+            for data in honest(self, *given):
+                yield note("to", whose, data)
+
+        setattr(kind, name, noting)
+
+    recording(Connections, "serve", FRAMES)
+    recording(LaneHost, "_serve", LANES)
+
+
+def messages(folder: Path) -> Iterator[tuple[str, Message]]:
+    """The messages of all lanes, none of which broke: to or from, the message."""
+    going: dict[tuple[str, str], Incoming] = {}
+    for way, whose, frame in lanes(folder):
+        if frame[0] == lane.BEGIN:
+            going[way, whose] = Incoming.parse(frame[1 + lane.OFFSET :])
+            going[way, whose].keeps = True
+        elif frame[0] == lane.PART:
+            going[way, whose].take(memoryview(frame)[1:])
+        else:
+            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END), frame[:1]
+            continue
+        incoming = going[way, whose]
+        if incoming.got == incoming.size:
+            yield way, incoming.message()
 
 
 def requests(folder: Path) -> Iterator[dict[str, Any]]:
@@ -73,9 +106,18 @@ def requests(folder: Path) -> Iterator[dict[str, Any]]:
 
 def frames(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     """What `record_frames` wrote: to or from, the site, the frame."""
-    for line in _lines(folder / FRAMES):
-        way, site, data = json.loads(line)
-        yield way, site, b64decode(data)
+    yield from _frames(folder / FRAMES)
+
+
+def lanes(folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    """What `record_frames` wrote of lanes: to or from, the ticket, the frame."""
+    yield from _frames(folder / LANES)
+
+
+def _frames(file: Path) -> Iterator[tuple[str, str, bytes]]:
+    for line in _lines(file):
+        way, whose, data = json.loads(line)
+        yield way, whose, b64decode(data)
 
 
 def _lines(path: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """All that crosses in real runs, over TLS with node keys: compared with a list, and searched.
 
-A recorder at the server keeps every request of the sites with its answer, and every frame of the
-exchange (tests/recorder.py). The allow-list is in this file; the rest is in tests/listed.py.
+A recorder at the server keeps every request of the sites with its answer, and every frame of their
+lanes and of the exchange (tests/recorder.py). The allow-list is in this file; the rest is in
+tests/listed.py.
 """
 
 import json
@@ -23,7 +24,7 @@ from fedda.exchange import frames
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import heartbeat_pb2, inflate_object_from_contents, iterate_object_tree
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import parted
+from fedda.lane.invitation import FIELDS, KIND, TABLE
 from fedda.wire import Manifest
 from tests import canaries, recorder
 from tests.federation import LOW, Federation
@@ -64,7 +65,7 @@ class Recorded(Federation):
         for entry in recorder.requests(self.record):
             yield entry["body"] + entry["answer"]
             yield json.dumps([entry["path"], entry["headers"], entry["answered"]]).encode()
-        for _, _, data in recorder.frames(self.record):
+        for _, _, data in (*recorder.frames(self.record), *recorder.lanes(self.record)):
             yield data
         at_the_server = [self.logs / "superlink.log", self.home / "superlink.log", self.traffic]
         at_the_server += [*self.directory.glob("state.db*"), *self.runs.rglob("*")]
@@ -188,20 +189,6 @@ HEADERS |= {"x-fedda-site"}  # the site's role, name and version, when a session
 ANSWERED = {"date", "content-type", "content-length", "connection", "x-fedda-waited"}
 
 
-def calls(hub: Recorded) -> Iterator[dict[str, Any]]:
-    """The requests of sites, with their answers; each of several calls in one for itself."""
-    for entry in recorder.requests(hub.record):
-        if not entry["path"].endswith("-objects"):
-            yield entry
-            continue
-        single = {**entry, "path": entry["path"].removesuffix("s")}
-        if entry["answered"]["content-type"] == "text/plain":  # a sentence why it is refused
-            yield from ({**single, "body": part} for part in parted(entry["body"]))
-            continue
-        pairs = zip(parted(entry["body"]), parted(entry["answer"]), strict=True)
-        yield from ({**single, "body": body, "answer": answer} for body, answer in pairs)
-
-
 def fields(message: Protobuf, prefix: str = "") -> set[str]:
     """The names of all fields that are set, with those of the messages inside."""
     names = set()
@@ -226,7 +213,7 @@ def parsed(kind: type[Protobuf], data: bytes) -> Protobuf:
 
 def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -> None:
     seen = set()
-    for entry in calls(hub):
+    for entry in recorder.requests(hub.record):
         name = entry["path"].removeprefix("/v1/fleet/")
         assert name in FLEET, name
         asked, may_ask, answered, may_answer = FLEET[name]
@@ -278,11 +265,11 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 SCALARS = (int, float, str, bool)
 
 
-def messages(hub: Recorded) -> Iterator[tuple[str, str, Message]]:
-    """All messages, made again from their pieces -> to or from a site, its id, the message."""
+def invitations(hub: Recorded) -> Iterator[tuple[str, Message]]:
+    """All messages outside of lanes, made again from their pieces -> to or from a site, it."""
     heads: dict[str, tuple[str, proto.ObjectTree]] = {}
     pieces: dict[str, bytes] = {}
-    for entry in calls(hub):
+    for entry in recorder.requests(hub.record):
         match entry["path"].removeprefix("/v1/fleet/"):
             case "push-messages":
                 request = fleet.PushMessagesRequest.FromString(entry["body"])
@@ -303,7 +290,7 @@ def messages(hub: Recorded) -> Iterator[tuple[str, str, Message]]:
         used |= {piece.object_id for piece in iterate_object_tree(tree)}
         message = inflate_object_from_contents(name, dict(pieces))
         assert isinstance(message, Message)
-        yield way, name, message
+        yield way, message
     assert set(pieces) <= used, "pieces crossed that belong to no message"
 
 
@@ -330,13 +317,23 @@ def check_task(task: Iterable[str]) -> None:
     assert all(key in TASK or key.startswith(sections) for key in task)
 
 
+def test_outside_of_lanes_only_invitations_cross(hub: Recorded) -> None:
+    asked = answered = 0
+    for way, message in invitations(hub):
+        assert message.metadata.message_type == KIND and not message.has_error()
+        tables = {name: {*table} for name, table in message.content.items()}
+        assert tables == ({TABLE: FIELDS} if way == "to" else {})
+        asked, answered = asked + (way == "to"), answered + (way == "from")
+    assert asked == answered == len(SITES) * len(RUNS)
+
+
 def test_every_record_of_every_message_is_on_the_list(hub: Recorded) -> None:
     requests: dict[str, Cell] = {}
     counted = {"query": 0, "train": 0, "evaluate": 0}
     replies = []
-    for way, name, message in messages(hub):
+    for way, message in recorder.messages(hub.record):
         assert not message.has_error()
-        kind = message.metadata.message_type
+        name, kind = message.metadata.message_id, message.metadata.message_type
         counted[kind] += 1
         assert message.metadata.group_id in ("", "roster", "1", "2")
         content = message.content

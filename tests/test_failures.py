@@ -444,7 +444,7 @@ def test_a_crowded_machine_makes_no_trouble(hub: Federation) -> None:
 
 def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
     """This holds even if the sites keep each run's optimizer between rounds."""
-    left = KD3A | {"rounds": 4, "train.carry-momentum": True}
+    left = KD3A | {"rounds": 12, "train.carry-momentum": True}
     both = {"left": left, "right": left | {"train.lr": 0.02}}
     hub.act("anna", {"1": ["hold", 0]})  # the first run waits until the second has started
     running = {name: hub.begin(name, settings) for name, settings in both.items()}

@@ -32,10 +32,6 @@ PUBLIC = re.compile(r"flwr(\.(app|client|clientapp|common|serverapp(\.strategy)?
 PLACES = flower._places()
 
 # What we use of a name beyond its being there: attributes of it, and parameters "(name)".
-STATE = (
-    "get_message_res get_node_id_by_public_key get_node_info get_run_info get_task_by_token "
-    "object_store store_message_and_object_tree"
-)
 USED = {
     "ControlHttpClient": "ListNodes RegisterNode UnregisterNode ListRuns StartRun StopRun close",
     "FleetHttpClient": "RegisterNode ActivateNode DeactivateNode UnregisterNode PullMessages "
@@ -46,9 +42,6 @@ USED = {
     "RuntimeVersionHttpInterceptor": "(component_name)",
     "get_all_nested_objects": "(obj)",
     "get_object_tree": "(obj)",
-    "in_memory_corestate": "OBJECT_PUSH_SESSION_TTL_SECONDS now",
-    "in_memory_linkstate": "check_node_availability_for_in_message",
-    "in_memory_linkstate.InMemoryLinkState": STATE,
     "inflate_object_from_contents": "(object_id) (object_contents)",
     "iterate_object_tree": "(tree)",
     "make_confirm_message_received_fn_protobuf": "(confirm_message_received_protobuf) (node) "
@@ -61,9 +54,6 @@ USED = {
     "pull_objects": "(object_ids) (pull_object_fn) (initial_backoff) (backoff_cap)",
     "push_objects": "(objects) (push_object_fn) (object_ids_to_push)",
     "remove_content_from_message": "(message)",
-    "sql_corestate": "OBJECT_PUSH_SESSION_TTL_SECONDS now",
-    "sql_linkstate": "check_node_availability_for_in_message",
-    "sql_linkstate.SqlLinkState": STATE,
 }
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from google.protobuf.message import DecodeError
 from typer.testing import CliRunner
 
 from fedda import __version__
@@ -31,7 +30,6 @@ from fedda.flower import (
     public_key_to_bytes,
     sign_message,
 )
-from fedda.flower.batches import CALLS, SMALL, CallBatch, parted
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
@@ -478,23 +476,6 @@ def test_a_request_is_handed_again_to_a_site_that_cannot_know_of_it() -> None:
     assert handed_again(book, one_by_one=True) == ["a"] * 3 + ["b"] * 3  # not for ever
 
 
-def test_a_new_session_ends_the_answers_that_the_old_one_had_begun() -> None:
-    book, names = Book(), [character * 64 for character in "abc"]
-    for name in names:  # the last one is not answered yet
-        book.handed(7, one_request(name))
-    for name, missing in zip(names[:2], ([], ["piece"]), strict=True):
-        meta = message_pb2.Metadata(
-            message_id=name, run_id=1, reply_to_message_id=name, src_node_id=7, dst_node_id=1
-        )
-        head = message_pb2.Message(metadata=meta)
-        head.content.SetInParent()
-        tree = message_pb2.ObjectTree(object_id=name)
-        request = fleet_pb2.PushMessagesRequest(messages_list=[head], message_object_trees=[tree])
-        taken = fleet_pb2.PushMessagesResponse(objects_to_push=missing, session_id=name)
-        book.answered(book.check_answer(7, request), taken)
-    assert book.joined(7) == [names[1]]
-
-
 def test_a_request_that_is_confirmed_or_expired_is_not_handed_again() -> None:
     """Its content is gone; of one that was fetched in part all of it is still there."""
     book = Book()
@@ -512,51 +493,13 @@ def test_a_request_that_is_confirmed_or_expired_is_not_handed_again() -> None:
     assert handed_again(book, one_by_one=True) == ["fetched"] * 3
 
 
-@pytest.mark.parametrize(
-    ("sizes", "given"),
-    [
-        ([1, SMALL, 1], [1, 1, 1]),
-        ([1, SMALL + 1, 1], [1, 0, 0]),
-        ([SMALL] * 9, [1] * 7 + [0] * 2),
-        ([1, 0, 1], [1, 0, 1]),
-    ],
-)
-def test_only_small_pieces_are_given_together(sizes: list[int], given: list[int]) -> None:
-    """Others, and those that are not there yet, are asked for one by one."""
-
-    async def of_site(request: Any) -> bytes:
-        content = b"x" * sizes[int(request.object_id)]
-        here = {"object_available": bool(content), "object_content": content}
-        return message_pb2.PullObjectResponse(object_found=True, **here).SerializeToString()
-
-    noted: list[int] = []
-    calls = SiteCalls(None, Traffic(), lambda _: Caller(7, b""))  # type: ignore[arg-type]
-    calls.direct = SimpleNamespace(of_site=of_site)  # type: ignore[assignment]
-    calls.book.check_fetch = lambda node_id, request: None  # type: ignore[method-assign]
-    calls.book.fetched = lambda node_id, request, size: noted.append(int(request.object_id))  # type: ignore[method-assign]
-    asked = [message_pb2.PullObjectRequest(object_id=str(n)) for n in range(len(sizes))]
-    body = asyncio.run(calls._together(7, CallBatch(message_pb2.PullObjectRequest, asked)))
-    found = [message_pb2.PullObjectResponse.FromString(part) for part in parted(body)]
-    assert [each.object_available for each in found] == given
-    assert noted == [n for n, there in enumerate(given) if there]
-    assert all(each.object_found for each in found)
-    with pytest.raises(RefusedCall, match="too many"):
-        asyncio.run(calls._together(7, CallBatch(message_pb2.PullObjectRequest, asked * CALLS)))
-
-
-@pytest.mark.parametrize("body", [b"x", b"\0\0\0\2x", b"\0\0\0\1xy", b"\xff" * 8])
-def test_a_batch_that_ends_in_a_message_is_refused(body: bytes) -> None:
-    with pytest.raises(DecodeError):
-        CallBatch(message_pb2.PullObjectRequest).ParseFromString(body)
-
-
 @pytest.mark.parametrize("case", ["handed", "nothing", "gone", "failed", "not asked"])
 def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str) -> None:
     """A caller that hangs up while it waits takes no request with it.
 
     Its site's next process began before, so nothing would tell that this one was lost.
     """
-    line, sent, told = SimpleNamespace(is_open=True, stay=lambda: None), [], []
+    line, sent, told = SimpleNamespace(is_open=True), [], []
     content = b"" if case == "nothing" else one_request("a").SerializeToString()
 
     async def for_work(node_id: int, seconds: float) -> tuple[float, bool]:

@@ -24,7 +24,7 @@ ALLOWED = {
 
 # The modules of fedda/ that import Flower, but for fedda/flower/, which does so when asked; all
 # others run without it. A module that starts Flower's programs may be added.
-KNOW_FLOWER = {"fedda/flower/pieces.py", "fedda/records.py"}
+KNOW_FLOWER = {"fedda/lane/parcels.py", "fedda/lane/lane_end.py", "fedda/records.py"}
 
 # Trackers and exporters: only the module named here may import them, and no site may load them.
 ALONE = {

@@ -35,11 +35,11 @@ from clients.node.lanes import Lanes
 from clients.node.resident import Resident, Stopped, work
 from fedda.errors import Code, WireError
 from fedda.exchange import tls
-from fedda.flower import SUPERLINK_NODE_ID, ErrorCode, make_message, node_pb2
-from fedda.lane import frames, invitation
-from fedda.lane.frames import Incoming, Outgoing
-from fedda.lane.invitation import KIND, Invitation
-from fedda.lane.line import Line
+from fedda.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, make_message, node_pb2
+from fedda.lane import invitation, parcels
+from fedda.lane.invitation import KIND, LaneInvitation
+from fedda.lane.lane_end import LaneEnd
+from fedda.lane.parcels import Incoming, Outgoing
 from server import lane_grid
 from server.lane_grid import LaneGrid
 from server.simulation import identity
@@ -63,8 +63,6 @@ def request(arrays: dict[str, np.ndarray] | None = None, node: int = 11, **table
 
 @pytest.fixture(autouse=True)
 def _identity() -> Iterator[None]:
-    from flwr.supercore.task_identity import TaskIdentity
-
     with identity():
         TaskIdentity.task_id, TaskIdentity.run_id = 1, RUN
         TaskIdentity.node_id = SUPERLINK_NODE_ID
@@ -75,18 +73,18 @@ def through(message: Message) -> Message:
     """A message, sent frame by frame."""
     out, incoming = Outgoing.of(message, "q"), None
     while (frame := out.next()) is not None:
-        if frame[0] == frames.BEGIN:
-            incoming = Incoming.parse(frame[1 + frames.OFFSET :])
+        if frame[0] == parcels.BEGIN:
+            incoming = Incoming.parse(frame[1 + parcels.OFFSET :])
             incoming.keeps = True
         else:
-            assert incoming is not None and frame[0] == frames.PART
+            assert incoming is not None and frame[0] == parcels.PART
             incoming.take(memoryview(frame)[1:])
     assert incoming is not None and incoming.got == incoming.size
     return incoming.message()
 
 
 def test_a_message_comes_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "PIECE", 7)
+    monkeypatch.setattr(parcels, "PIECE", 7)
     sent = request(
         {"a": np.arange(5.0), "none": np.zeros((0, 3)), "b": np.ones((2, 3), np.float32)},
         numbers=[0.1, 1e-320, -0.0],
@@ -101,7 +99,7 @@ def test_a_message_comes_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert came.metadata.message_id == "q" and came.metadata.dst_node_id == 11
     assert came.metadata.ttl == 60.0 and came.metadata.group_id == "1"
     assert came.content == sent.content and [*came.content] == [*sent.content]
-    array = came.content["arrays"]["b"]  # type: ignore[index]
+    array = came.content.array_records["arrays"]["b"]
     assert np.array_equal(array.numpy(), np.ones((2, 3), np.float32))
 
 
@@ -134,9 +132,9 @@ def test_a_head_that_cannot_be_read_is_refused(how: str) -> None:
 
 
 def test_a_message_goes_on_at_the_byte_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "PIECE", 16)
+    monkeypatch.setattr(parcels, "PIECE", 16)
     came: list[Incoming] = []
-    one, other = Line(lambda *_: True, came.append), Line(lambda *_: True, came.append)
+    one, other = LaneEnd(lambda *_: True, came.append), LaneEnd(lambda *_: True, came.append)
     sent = request({"a": np.arange(20.0), "b": np.arange(3.0)})
     one.send(sent, "q")
 
@@ -149,7 +147,7 @@ def test_a_message_goes_on_at_the_byte_where_it_stopped(monkeypatch: pytest.Monk
         size = 0
         for frame in (next(there) for _ in range(most)):
             other.take(numbers[1], frame)
-            size += len(frame) - 1 if frame[0] == frames.PART else 0
+            size += len(frame) - 1 if frame[0] == parcels.PART else 0
         if came:
             one.take(numbers[0], next(back))
         one.lost(numbers[0])
@@ -162,8 +160,8 @@ def test_a_message_goes_on_at_the_byte_where_it_stopped(monkeypatch: pytest.Monk
 
 
 def test_what_is_not_due_is_refused() -> None:
-    line = Line(lambda *_: True, lambda _: None)
-    hello = frames.control(frames.HELLO, {"me": "x", "whole": [], "partial": None})
+    line = LaneEnd(lambda *_: True, lambda _: None)
+    hello = parcels.control(parcels.HELLO, {"me": "x", "whole": [], "partial": None})
     begin = Outgoing.of(request({"a": np.arange(4.0)}), "q").next()
     assert begin is not None
     later = begin[:1] + (8).to_bytes(8) + begin[9:]
@@ -179,8 +177,8 @@ def test_what_is_not_due_is_refused() -> None:
         [hello, begin, begin],
         [hello, begin, piece, longer],
         [hello, begin, longer],
-        [frames.control(frames.HELLO, {"me": "x", "whole": [], "partial": ["q", 5]})],
-        [frames.control(frames.HELLO, {"me": "x", "whole": 3})],
+        [parcels.control(parcels.HELLO, {"me": "x", "whole": [], "partial": ["q", 5]})],
+        [parcels.control(parcels.HELLO, {"me": "x", "whole": 3})],
     ):
         number, _ = line.open(lambda: None)
         line.partial = None
@@ -322,13 +320,13 @@ class Field:
         self.listener, self.port = listener, listener.getsockname()[1]
         loop = Loop()
         loop.takes = self.relay.takes
-        started = threading.Event()
+        started, stop = threading.Event(), list[asyncio.Event]()
 
         async def serve() -> None:
-            self._stop = asyncio.Event()
+            stop.append(asyncio.Event())
             server = await loop.create_server(asyncio.Protocol, sock=listener)
             started.set()
-            await self._stop.wait()
+            await stop[0].wait()
             server.close()
             while len(asyncio.all_tasks()) > 1:  # strangers that say nothing
                 await asyncio.sleep(0.01)
@@ -341,7 +339,7 @@ class Field:
         thread.start()
         started.wait(PATIENCE)
         self._open.callback(thread.join, PATIENCE)
-        self._open.callback(lambda: loop.call_soon_threadsafe(self._stop.set))
+        self._open.callback(lambda: loop.call_soon_threadsafe(stop[0].set))
         self.grid = self._open.enter_context(LaneGrid(self.server, Path(self.relay._folder.name)))
 
     def join(self, node: int, act: Any = echo, key: Any = None, known: Any = None) -> Node:
@@ -408,7 +406,7 @@ def test_flowers_own_strategy_runs_on_it(field: Field) -> None:
 def test_a_connection_that_breaks_loses_nothing(
     field: Field, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "PIECE", 2**16)
+    monkeypatch.setattr(parcels, "PIECE", 2**16)
     node, sent = field.join(11), request(model(20.0))
     field.ask(request())
     field.grid.push_messages([])
@@ -505,7 +503,9 @@ def test_memory_holds_few_large_replies(field: Field) -> None:
             time.sleep(0.3)  # meanwhile all replies could come
             kept = [s.line.partial for s in field.grid._sites.values()]
             size = sum(p.got for p in kept if p) + sum(
-                each.reply.got for each in field.grid._asked.values() if each.reply is not None
+                each.reply.got
+                for each in field.grid._asked.values()
+                if isinstance(each.reply, Incoming)
             )
             assert size < 2.1 * 9 * 2**20, "more replies are kept than there is room for"
             del reply
@@ -554,7 +554,7 @@ def test_only_the_invited_site_with_its_key_is_served(
 
 def call(field: Field, ticket: str, *sent: bytes, ca: bytes | None = None) -> list[bytes]:
     """Call a run as a stranger does -> what it answers until it hangs up."""
-    invited = Invitation(field.grid._host.name, field.grid._host._certificate, ticket)
+    invited = LaneInvitation(field.grid._host.name, field.grid._host._certificate, ticket)
     credentials = grpc.ssl_channel_credentials(ca or invited.certificate.encode())
     options = [("grpc.ssl_target_name_override", invited.name)]
     with grpc.secure_channel(f"127.0.0.1:{field.port}", credentials, options) as channel:
@@ -643,7 +643,7 @@ def test_a_stream_that_stalls_is_closed_and_its_room_is_free(
 
     def stall(number: int) -> Any:
         frame = honest(number)
-        if frame is not None and frame[0] == frames.PART and not stalls.is_set():
+        if frame is not None and frame[0] == parcels.PART and not stalls.is_set():
             stalls.set()
             time.sleep(3.0)
         return frame
@@ -665,8 +665,8 @@ def test_a_run_that_is_over_ends_its_streams(field: Field) -> None:
 
 
 def test_an_invitation_that_cannot_be_read_is_refused() -> None:
-    made = Invitation(invitation.new_name(), tls.fresh()[0].decode(), "0" * 64)
-    assert Invitation.parse(made.flat()) == made
+    made = LaneInvitation(invitation.new_name(), tls.fresh()[0].decode(), "0" * 64)
+    assert LaneInvitation.parse(made.flat()) == made
     for spoilt in ({"name": "lane-/etc"}, {"ticket": 3}, {"certificate": ""}, {"host": "x"}):
         with pytest.raises(WireError):
-            Invitation.parse(made.flat() | spoilt)
+            LaneInvitation.parse(made.flat() | spoilt)

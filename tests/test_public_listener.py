@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 from fedda.flower import (
     PROTOBUF_REQUEST_TYPES,
     SUPERLINK_NODE_ID,
-    ArrayChunk,
     fab_pb2,
     fleet_pb2,
     node_pb2,
@@ -35,7 +34,6 @@ from fedda.flower import (
     sign_message,
 )
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import CallBatch, parted
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
@@ -465,43 +463,6 @@ def test_a_site_can_only_answer_what_it_was_asked(
     assert site.push(honest, [b"an answer"])[0] == 200
     assert site.push(honest, [b"an answer"])[0] == 200  # again, as if its answer had been lost
     assert site.push(honest, [b"another answer"])[0] == 403
-
-
-def test_small_pieces_cross_with_one_call_and_each_is_checked(
-    hub: Hub, asked: tuple[Site, proto.Message, int]
-) -> None:
-    site, message, run = asked
-    handed = proto.PullObjectRequest(
-        node=site.node, run_id=run, object_id=message.metadata.message_id
-    )
-    strange = proto.PullObjectRequest(node=site.node, run_id=run, object_id="0" * 64)
-    others = proto.PullObjectRequest(node=node_pb2.Node(node_id=hub.id_of("a")), run_id=run)
-
-    def fetch(*calls: proto.PullObjectRequest) -> tuple[int, list[bool]]:
-        status, body = site.ask("pull-objects", CallBatch(type(handed), calls))
-        parts = parted(body) if status == 200 else ()
-        found = [proto.PullObjectResponse.FromString(part) for part in parts]
-        return status, [each.object_available for each in found]
-
-    wait_until(lambda: fetch(handed) == (200, [True]), "the run's program sends no piece")
-    assert fetch(handed, handed) == (200, [True, True])
-    assert fetch(handed, strange)[0] == fetch(strange)[0] == 403
-    assert fetch(handed, others)[0] == fetch(others)[0] == 401
-    half = CallBatch(type(handed), [handed]).SerializeToString()[:-1]
-    path, key = "/v1/fleet/pull-objects", site.key
-    assert site.line.ask(path, half, signed(key))[0] == 400
-
-    pieces = [ArrayChunk(memoryview(b)).deflate() for b in (b"a", b"b")]
-    _, answer = site.push(site.reply_to(message), pieces)
-    about = {"node": site.node, "run_id": run, "session_id": answer.session_id}
-    unwanted, *calls = (
-        proto.PushObjectRequest(**about, object_id=sha256(piece).hexdigest(), object_content=piece)
-        for piece in (b"unwanted", *pieces)
-    )
-    assert site.ask("push-objects", CallBatch(type(unwanted), [unwanted, *calls]))[0] == 403
-    status, body = site.ask("push-objects", CallBatch(type(unwanted), calls))
-    assert status == 200
-    assert all(proto.PushObjectResponse.FromString(part).stored for part in parted(body))
 
 
 def test_a_site_that_was_restarted_is_handed_its_open_request_again(

@@ -1,6 +1,7 @@
 """The site's process: how it reaches a server, answers its requests and waits out failures.
 
 resident   the process that keeps a site in memory and answers messages
+lanes      a stream to each run, beside Flower's messages
 fleet      the server's Fleet API, as a node uses it
 bridge     from a Flower message to a method's client, and back
 failures   what can go wrong between a node and its server

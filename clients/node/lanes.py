@@ -21,10 +21,10 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedda.errors import FeddaError, WireError, code_of
 from fedda.exchange import tls
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
-from fedda.lane import frames, invitation
-from fedda.lane.frames import Incoming
-from fedda.lane.invitation import Invitation
-from fedda.lane.line import Broken, Ended, Line
+from fedda.lane import invitation, parcels
+from fedda.lane.invitation import LaneInvitation
+from fedda.lane.lane_end import CutOff, Ended, LaneEnd
+from fedda.lane.parcels import Incoming
 
 from .failures import RunOver, Unreachable
 from .fleet import FleetConnection, MostBytes
@@ -39,8 +39,8 @@ PING_MS = 20_000
 UNCLEAR = 2**28  # bytes that a request may have whose settings do not say how many it may
 MOST_LANES = 64
 OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", frames.MOST_FRAME),
-    ("grpc.max_send_message_length", frames.MOST_FRAME),
+    ("grpc.max_receive_message_length", parcels.MOST_FRAME),
+    ("grpc.max_send_message_length", parcels.MOST_FRAME),
     ("grpc.keepalive_time_ms", PING_MS),
     ("grpc.keepalive_timeout_ms", PING_MS),
     ("grpc.http2.ping_timeout_ms", PING_MS),
@@ -53,7 +53,11 @@ class Lane:
     """This site's stream of one run."""
 
     def __init__(
-        self, invited: Invitation, address: str, signature: str, requests: "queue.SimpleQueue[Any]"
+        self,
+        invited: LaneInvitation,
+        address: str,
+        signature: str,
+        requests: "queue.SimpleQueue[Any]",
     ) -> None:
         """Begin to connect.
 
@@ -69,7 +73,7 @@ class Lane:
         self._requests = requests
         self._asked: set[str] = set()  # requests with arrays that the node knows of
         self._keeps: dict[str, bool] = {}  # which of these arrays it wants
-        self.line = Line(self._admit, self._came)
+        self.line = LaneEnd(self._admit, self._came)
         self._call: grpc.Call | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -186,7 +190,7 @@ class Lane:
                 for frame in call:
                     self.line.take(number, frame)
                     was = was or self.line.connected
-            except (Broken, grpc.RpcError):
+            except (CutOff, grpc.RpcError):
                 pass
             finally:
                 self.line.lost(number)
@@ -323,7 +327,7 @@ class Lanes:
         try:
             message = persist(lambda: fleet.fetch(head, tree), self._tell, ends)
             table = message.content.get(invitation.TABLE)
-            invited = Invitation.parse(table if isinstance(table, ConfigRecord) else {})
+            invited = LaneInvitation.parse(table if isinstance(table, ConfigRecord) else {})
             self._open(invited)
         except FeddaError as error:
             log.error("%s", error)
@@ -334,7 +338,7 @@ class Lanes:
         with contextlib.suppress(RunOver, Unreachable):
             persist(lambda: fleet.send(reply), self._tell, ends)
 
-    def _open(self, invited: Invitation) -> None:
+    def _open(self, invited: LaneInvitation) -> None:
         self._lanes = {n: lane for n, lane in self._lanes.items() if not lane.over}
         if invited.name in self._lanes:
             return

@@ -207,7 +207,6 @@ def serve(
             known_as=known_as,
             on_lost=interrupt.ask,
             offers=offers,
-            most_bytes=most_bytes,
         )
 
     lanes = Lanes(superlink, private, tell, most_bytes)

@@ -26,7 +26,6 @@ TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message, remove_content_from_message
-    from flwr.app.message.arraychunk import ArrayChunk
     from flwr.app.metadata import Metadata
     from flwr.cli.archive_utils import safe_extract_zip
     from flwr.cli.build import build_fab_from_disk
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from flwr.cli.install import install_from_fab
     from flwr.common.config import get_project_dir, parse_config_args
     from flwr.common.constant import (
-        FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE,
         ISOLATION_MODE_SUBPROCESS,
         SUPERLINK_NODE_ID,
         SYSTEM_TIME_TOLERANCE,
@@ -64,25 +62,14 @@ if TYPE_CHECKING:
         node_pb2,
         recorddict_pb2,
         run_pb2,
-        runtime_pb2,
     )
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.proto.node_pb2 import Node
-    from flwr.server.superlink.linkstate import in_memory_linkstate, sql_linkstate
-    from flwr.server.superlink.linkstate.utils import (
-        check_node_availability_for_in_message,
-        create_message_error_unavailable_ins_message,
-    )
     from flwr.supercore.constant import (
         FLEET_HTTP_PUBLIC_KEY_HEADER,
         FLEET_HTTP_SIGNATURE_HEADER,
         FLWR_IN_MEMORY_DB_NAME,
-        HEAD_BODY_DIVIDER,
-        HEAD_VALUE_DIVIDER,
-        NOOP_FEDERATION_ID,
-        TASK_TOKEN_HEADER,
-        TaskType,
     )
     from flwr.supercore.control import ControlHttpClient
     from flwr.supercore.corestate import in_memory_corestate, sql_corestate
@@ -90,7 +77,6 @@ if TYPE_CHECKING:
     from flwr.supercore.error import ApiErrorCode, FlowerError
     from flwr.supercore.fab import Fab
     from flwr.supercore.inflatable.inflatable_object import (
-        InflatableObject,
         get_all_nested_objects,
         get_object_body,
         get_object_children_ids_from_object_content,
@@ -107,7 +93,6 @@ if TYPE_CHECKING:
     from flwr.supercore.inflatable.inflatable_utils import (
         ObjectPullError,
         ObjectPushError,
-        ObjectUnavailableError,
         inflate_object_from_contents,
         pull_objects,
         push_objects,
@@ -126,11 +111,8 @@ if TYPE_CHECKING:
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
-    from flwr.superlink.grid.http_grid import HttpGrid
     from flwr.superlink.main import create_app
     from flwr.superlink.routers.fleet.router import router
-    from flwr.superlink.servicer.fleet import fleet_handlers
-    from flwr.superlink.servicer.runtime import runtime_handlers
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 

@@ -34,7 +34,7 @@ def new_name() -> str:
 
 
 @dataclass(frozen=True)
-class Invitation:
+class LaneInvitation:
     """What one site needs for its lane of one run.
 
     Attributes:
@@ -52,7 +52,7 @@ class Invitation:
         return dict(vars(self))
 
     @classmethod
-    def parse(cls, flat: Mapping[str, Any]) -> "Invitation":
+    def parse(cls, flat: Mapping[str, Any]) -> "LaneInvitation":
         """Read what `flat` wrote, trusting nothing.
 
         Raises:

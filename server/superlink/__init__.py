@@ -6,14 +6,10 @@ filter      the paths that sites and operators may call
 port_owner  of which account of this machine an operator's connection is
 guard       who calls: the check of a site's signature
 site_calls  the calls that a site may make
-direct      the frequent calls, answered without flwr's web stack
-present     which sites are there, also if their heartbeats are late
-late        answers that come in time, of sites that looked dead
 turned      sites that were refused, for the console
+relay       streams of runs, passed through the public port
 waiting     sites that wait for work instead of asking again and again
 book        what each site was handed, and so may answer
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs
-lean_grid   a run's messages, in little memory
-allocator   how the system's malloc keeps memory
 """

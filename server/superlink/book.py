@@ -57,7 +57,6 @@ class Handed:
     size: int = 0  # bytes that were fetched of it
     times: int = 1  # how often it was handed out
     answer: bytes = b""  # a digest of the answer's head
-    root: str = ""  # the answer's name
     taken: bool = False  # whether the server took it
     sessions: set[str] = field(default_factory=set)  # in which the answer's pieces come
     wanted: set[str] = field(default_factory=set)  # pieces of the answer that the server lacks
@@ -98,14 +97,10 @@ class Book:
         while len(self._runs) > RUNS_KEPT:
             self._runs.popitem(last=False)
 
-    def joined(self, node_id: int) -> list[str]:
-        """Note that a site begins a new session: it may have lost what it was handed before.
-
-        Returns the names of the answers of which it will bring no more pieces.
-        """
+    def joined(self, node_id: int) -> None:
+        """Note that a site begins a new session: it may have lost what it was handed before."""
         mine = self._handed.get(node_id, {})
         self._lost[node_id] = {name for name, handed in mine.items() if handed.is_whole}
-        return [handed.root for handed in mine.values() if handed.taken and handed.wanted]
 
     def again(self, node_id: int, one_by_one: bool) -> fleet.PullMessagesResponse | None:
         """The request to hand to a site once more; None if there is none.
@@ -199,7 +194,7 @@ class Book:
             raise RefusedCall(403, "this request is answered already")
         if not found.answer:
             found.room = TIMES * found.run.size + MORE_BYTES
-        found.answer, found.root = head.digest(), tree.object_id
+        found.answer = head.digest()
         return found
 
     def answered(self, found: Handed, answer: fleet.PushMessagesResponse | None) -> None:

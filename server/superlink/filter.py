@@ -39,8 +39,7 @@ FLEET = (
     "pull-object",
     "confirm-message-received",
 )
-TOGETHER = ("push-objects", "pull-objects")  # fedda's own: several calls in one
-ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in (*FLEET, *TOGETHER)} | {
+ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in FLEET} | {
     ("GET", "/health"),
     ("HEAD", "/health"),
 }

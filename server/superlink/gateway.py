@@ -28,16 +28,10 @@ from fedda.ops.flwr_home import OFFLINE
 from ..watching.live import Live
 from ..watching.told import Told
 from ..watching.watched import Watched
-from . import near
-from .allocator import one_pool
-from .direct import Direct, RunCalls
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .guard import Guard
-from .late import awaited
 from .listener import Listener, ListenerLimits, Loop, Protocol
 from .port_owner import Local
-from .present import Present
-from .queued import queued
 from .relay import Relay
 from .site_calls import SiteCalls
 from .turned import Nodes, Turned
@@ -102,7 +96,6 @@ def run(
     Raises:
         RunError: a port is taken, or flwr's own programs are missing.
     """
-    one_pool()
     spawn.adopt_orphans()
     os.environ.update({**OFFLINE, spawn.SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
@@ -116,20 +109,18 @@ def run(
     public.limits = settings.limits.within(most)
     admin = _listen(spawn.LOOPBACK, settings.admin_port, Local, settings.reserved)
     with contextlib.ExitStack() as stack:
-        beside = stack.enter_context(near.listening())
-        for each in (public, admin, *beside):
+        for each in (public, admin):
             stack.callback(each.close)
         _find_programs()
         app = superlink(settings)
         relay = stack.enter_context(Relay())
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
         runner.get_loop().takes = relay.takes  # type: ignore[attr-defined]
-        runner.run(_serve(settings, app, public, admin, beside, every, ready, say))
+        runner.run(_serve(settings, app, public, admin, every, ready, say))
 
 
 def superlink(settings: GatewaySettings) -> Any:
     """Build flwr's SuperLink application as its own command would, from `Settings`."""
-    awaited()
     tls = settings.tls
     contents = None
     if tls is not None:
@@ -166,7 +157,6 @@ async def _serve(
     app: Any,
     listener: Listener,
     operators: Local,
-    programs: list[socket.socket],
     every: Callable[[], None],
     ready: Callable[[], None],
     say: Callable[[str], None],
@@ -205,20 +195,17 @@ async def _serve(
     traffic = Traffic()
     state = app.state.linkstate_factory.state()
     unpacked_first(state, settings.any_app)
-    queued(state)
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
     turned = Turned(nodes.name)
     waiting = Waiting(state)
-    direct = Direct(state, settings.database is not None, waiting)
     short = shortened(app, guarded=caller is not None)
-    present = Present(state.acknowledge_node_heartbeat)
-    sites = SiteCalls(short, traffic, caller, direct, waiting, present, turned)
+    sites = SiteCalls(short, traffic, caller, waiting, turned)
     watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
     told = Told(watched.newest, say, lambda: [*turned.news(), *listener.news()])
-    live = Live(RunCalls(shortened(app), direct), watched, watched.newest)
+    live = Live(shortened(app), watched, watched.newest)
     local = LocalOnly(live, settings.admin_port, operators.strangers)
-    admin, beside = server(local, "on", **encrypted), server(local)
+    admin = server(local, "on", **encrypted)
     public = server(FleetOnly(sites, traffic), http=Protocol, **encrypted)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -231,8 +218,6 @@ async def _serve(
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
             raise RunError("the SuperLink did not start; its own log says why")
-        if programs:
-            tasks.append(asyncio.create_task(beside.serve(programs)))
         children = _superexec(app)
         await asyncio.to_thread(every)
         tasks.append(asyncio.create_task(public.serve([listener])))
@@ -241,17 +226,16 @@ async def _serve(
 
         def tend() -> None:
             every()
-            for each in (present.tend, told.look):
-                try:
-                    each()
-                except Exception:  # neither may end a server that sites depend on
-                    log.exception("%s failed; trying again soon", each.__qualname__)
+            try:
+                told.look()
+            except Exception:  # it may not end a server that sites depend on
+                log.exception("the console cannot be told; trying again soon")
 
         await _tend(stop, tasks, tend, settings.traffic, traffic)
     finally:
         live.close()
         waiting.close()
-        public.should_exit = beside.should_exit = admin.should_exit = True
+        public.should_exit = admin.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(_end_group, children)
         if settings.traffic is not None:

@@ -26,7 +26,6 @@ HEAD_BYTES = 2**14
 STALL_S, STALL_BYTES = 20.0, 2**14  # a body brings this many bytes, or its end, in each such time
 # Seconds idle until it asks, seconds between two questions, and how many stay without an answer.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-STAY_S = 3600.0  # for how long a site's connection may be idle
 SAY_S = 60.0  # between two lines of the console about connections that were closed
 LOOK_S = 2.0  # between two looks at a connection's time
 
@@ -185,10 +184,6 @@ class Protocol(HttpToolsProtocol):
     def is_open(self) -> bool:
         """Whether the other side can still be reached, as far as the system knows."""
         return self.transport is not None and not self.transport.is_closing()
-
-    def stay(self) -> None:
-        """Keep this connection also while it is idle: it shows that its site is there."""
-        self.timeout_keep_alive = STAY_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -12,38 +12,29 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from fedda import __version__
-from fedda.flower import PROTOBUF_REQUEST_TYPES, SendNodeHeartbeatRequest, fab_pb2, run_pb2
+from fedda import __version__, flower
+from fedda.flower import PROTOBUF_REQUEST_TYPES, fab_pb2, run_pb2
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import message_pb2 as proto
-from fedda.flower.batches import CALLS, MOST, SMALL, CallBatch, joined
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
 from .book import Book, RefusedCall
-from .direct import MEDIA_TYPE, NOT_YET, Direct, give, read, replay
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, length, refuse
 from .guard import Caller, Unwelcome
 from .listener import CONNECTION
-from .present import Present
 from .turned import Turned
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
-BATCHES = {"push-objects": proto.PushObjectRequest, "pull-objects": proto.PullObjectRequest}
 # Bytes of a body; those of a call without its piece are less than 2**9.
 LARGEST = {"push-object": 16 * 2**20, "push-messages": 2**20}
-LARGEST |= {"push-objects": MOST + CALLS * 2**9, "pull-objects": CALLS * 2**9}
 LARGEST_OTHER = 2**14
 AT_ONCE = 8  # requests of one site that are served at the same time; the others wait
 # What a SuperNode needs to know of a run. The rest is the operator's: for one, paths in settings.
 OF_A_RUN = ("run_id", "fab_id", "fab_version", "fab_hash", "primary_task_type")
-NO_CONTENT, SMALL_CONTENT = (
-    proto.PullObjectResponse(
-        object_found=True, object_available=True, object_content=bytes(size)
-    ).ByteSize()
-    for size in (0, SMALL)
-)
+NO_CONTENT = proto.PullObjectResponse(object_found=True, object_available=True).ByteSize()
+MEDIA_TYPE = flower.PROTOBUF_MEDIA_TYPE.encode()
 
 Who = Callable[[list[tuple[bytes, bytes]]], Caller | Unwelcome]
 
@@ -56,9 +47,7 @@ class SiteCalls:
         app: App,
         traffic: Traffic,
         caller: Who | None,
-        direct: Direct | None = None,
         waiting: Waiting | None = None,
-        present: Present | None = None,
         turned: Turned | None = None,
     ) -> None:
         """Wrap a SuperLink.
@@ -68,17 +57,13 @@ class SiteCalls:
             traffic: counts what is refused.
             caller: says by a request's headers which site signed it (`guard.Guard.caller`). With
                 None any site may join, and the SuperLink itself checks the signatures.
-            direct: answers frequent calls of sites whose signatures `caller` has checked.
-            waiting: lets such sites wait for work.
-            present: is told of such sites' requests.
+            waiting: lets sites wait for work whose signatures `caller` has checked.
             turned: is told of sites that are refused.
         """
         self.app = app
         self.traffic = traffic
         self.caller = caller
-        self.direct = None if caller is None else direct
         self.waiting = None if caller is None else waiting
-        self.present = present
         self.turned = turned
         self.book = Book()
         self._busy: dict[int, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
@@ -101,11 +86,10 @@ class SiteCalls:
         if size > LARGEST.get(name, LARGEST_OTHER):
             raise RefusedCall(413, "body too large")
         async with contextlib.nullcontext() if site is None else self._busy[site.node_id]:
-            body = await read(receive)
+            body = await _read(receive)
             if body is None:
                 return
-            batch = BATCHES.get(name)
-            request = CallBatch(batch) if batch else PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
+            request = PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
             try:
                 request.ParseFromString(body)
             except DecodeError:
@@ -114,11 +98,8 @@ class SiteCalls:
                 raise RefusedCall(401, "signed by another site")
             if site is not None and isinstance(request, fleet.ActivateNodeRequest):
                 self._check_offer(site, scope)
-            if site is not None and self.present is not None:
-                beats = isinstance(request, SendNodeHeartbeatRequest | fleet.ActivateNodeRequest)
-                self.present.heard(site.node_id, scope.get(CONNECTION), beats)
             try:
-                await self._pass(site, request, len(body), scope, replay(body, receive), send)
+                await self._pass(site, request, len(body), scope, _replay(body, receive), send)
             except RefusedCall as refused:
                 about = {"close": site is None, "why": refused.why}
                 await refuse(send, self.traffic, refused.status, refused.text, **about)
@@ -170,7 +151,7 @@ class SiteCalls:
                 await self.app(scope, receive, answer.keep)
                 if answer.status == 200:
                     joined = fleet.ActivateNodeResponse.FromString(answer.body).node_id
-                    await self._begin_anew(joined)
+                    book.joined(joined)
                 elif site is not None:
                     self._turned(answer.status, Refusal("in-use"), site.node_id, scope)
                     answer.headers.append((REFUSED.encode(), b"in-use"))
@@ -178,14 +159,14 @@ class SiteCalls:
             case fleet.PullMessagesRequest():
                 one_by_one = (b"user-agent", b"fedda") in scope["headers"]
                 if (once_more := book.again(node_id, one_by_one)) is not None:
-                    await answer.give(once_more.SerializeToString())
-                    return
-                await self._work(node_id, request, scope, receive, answer)
+                    answer.give(once_more.SerializeToString())
+                else:
+                    await self._work(node_id, request, scope, receive, answer)
                 await answer.release()
             case fleet.PushMessagesRequest():
                 found = book.check_answer(node_id, request)
                 try:
-                    await self._do(request, scope, receive, answer.keep)
+                    await self.app(scope, receive, answer.keep)
                 finally:
                     taken = answer.status == 200
                     read = fleet.PushMessagesResponse.FromString
@@ -193,64 +174,26 @@ class SiteCalls:
                 await answer.release()
             case proto.PushObjectRequest():
                 book.take(node_id, request, size)
-                await self._do(request, scope, receive, send)
+                await self.app(scope, receive, send)
             case proto.PullObjectRequest():
                 book.check_fetch(node_id, request)
-                await self._do(request, scope, receive, answer.count)
+                await self.app(scope, receive, answer.count)
                 if answer.size > NO_CONTENT:
                     book.fetched(node_id, request, answer.size)
             case proto.ConfirmMessageReceivedRequest():
                 book.confirm(node_id, request)
-                await self._do(request, scope, receive, send)
+                await self.app(scope, receive, send)
             case run_pb2.GetRunRequest():
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, answer.keep)
                 if answer.status == 200:
                     answer.body = _of_a_run(answer.body)
                 await answer.release()
-            case fleet.DeactivateNodeRequest():
-                if self.present is not None:
-                    self.present.left(node_id)
-                await self._do(request, scope, receive, send)
-            case CallBatch():
-                await answer.give(await self._together(node_id, request))
             case fab_pb2.GetFabRequest():
                 book.check_run(node_id, request.run_id)
                 await self.app(scope, receive, send)
             case _:
-                await self._do(request, scope, receive, send)
-
-    async def _together(self, node_id: int, batch: CallBatch) -> bytes:
-        """Answer several calls about small pieces; those that are not small are put off."""
-        if self.direct is None:
-            raise RefusedCall(404, "no calls together, where signatures are not checked")
-        if len(batch.messages) > CALLS:
-            raise RefusedCall(413, "too many calls together")
-        answers: list[bytes] = []
-        left = MOST
-        for each in batch.messages:
-            fetches = isinstance(each, proto.PullObjectRequest)
-            if fetches:
-                self.book.check_fetch(node_id, each)
-            else:
-                self.book.take(node_id, each, each.ByteSize())
-            body = await self.direct.of_site(each) if left else NOT_YET
-            if body is None:
-                raise RefusedCall(403, "this run is over")
-            if fetches and len(body) > NO_CONTENT:
-                if len(body) > min(left, SMALL_CONTENT):
-                    body, left = NOT_YET, 0
-                else:
-                    left -= len(body)
-                    self.book.fetched(node_id, each, len(body))
-            answers.append(body)
-        return joined(answers)
-
-    async def _begin_anew(self, node_id: int) -> None:
-        """Note a site's new session; of the old one's answers no more pieces will come."""
-        for name in self.book.joined(node_id):
-            if self.direct is not None:
-                await self.direct.drop(name)
+                await self.app(scope, receive, send)
 
     async def _work(
         self, node_id: int, request: Any, scope: Scope, receive: Receive, answer: "CallAnswer"
@@ -263,23 +206,14 @@ class SiteCalls:
         line = scope.get(CONNECTION)
         hung_up = line is not None and not line.is_open  # nobody would read what it is handed
         if not may or hung_up:
-            await give(b"", answer.keep)
+            answer.give(b"")
             return
-        await self._do(request, scope, receive, answer.keep)
+        await self.app(scope, receive, answer.keep)
         if answer.status == 200:
             handed = fleet.PullMessagesResponse.FromString(answer.body)
             self.book.handed(node_id, handed)
             if waiting is not None:
                 waiting.handed(node_id, len(handed.messages_list))
-
-    async def _do(self, request: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the SuperLink answer a request that passed every check, on the shortest way."""
-        wait = wanted(scope["headers"])
-        body = None if self.direct is None else await self.direct.of_site(request, wait)
-        if body is None:
-            await self.app(scope, receive, send)
-        else:
-            await give(body, send)
 
 
 class CallAnswer:
@@ -305,12 +239,11 @@ class CallAnswer:
         self.size += len(event.get("body", b""))
         await self._send(event)
 
-    async def give(self, body: bytes) -> None:
-        """Send an answer of our own."""
+    def give(self, body: bytes) -> None:
+        """Answer, at `release`, with a body of our own."""
         headers = [(b"content-type", MEDIA_TYPE)]
         self._start = {"type": "http.response.start", "status": 200, "headers": headers}
         self.body = body
-        await self.release()
 
     async def release(self) -> None:
         """Send the answer as it is now, if there is one."""
@@ -334,10 +267,7 @@ def _once(send: Send) -> Send:
 
 
 def _node_id(request: Any) -> int:
-    """The node that a request says it comes from; 0 if it says none, or several."""
-    if isinstance(request, CallBatch):
-        nodes = {_node_id(each) for each in request.messages}
-        return nodes.pop() if len(nodes) == 1 else 0
+    """The node that a request says it comes from; 0 if it says none."""
     return request.node.node_id if hasattr(request, "node") else getattr(request, "node_id", 0)
 
 
@@ -351,3 +281,28 @@ def _of_a_run(body: bytes) -> bytes:
     run = run_pb2.GetRunResponse.FromString(body).run
     kept = run_pb2.Run(**{name: getattr(run, name) for name in OF_A_RUN})
     return run_pb2.GetRunResponse(run=kept).SerializeToString()
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body, or None if the caller hung up."""
+    pieces = []
+    more = True
+    while more:
+        event = await receive()
+        if event["type"] != "http.request":
+            return None
+        pieces.append(event.get("body", b""))
+        more = event.get("more_body", False)
+    return b"".join(pieces)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return what gives an application a body that was read already."""
+    left = [body]
+
+    async def again() -> Event:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return again

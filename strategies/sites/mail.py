@@ -13,7 +13,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedda.flower import ErrorCode
-from fedda.flower.pieces import arrays_of
+from fedda.records import arrays_of
 
 # Seconds between two polls at first; they grow up to POLL_MOST while nothing comes. A SuperLink
 # that holds a poll until a reply is there needs no pauses.

@@ -16,13 +16,13 @@ from flwr.app import Message
 
 from fedda.errors import ExchangeError, WireError
 
-from . import frames
-from .frames import Frame, Incoming, Outgoing
+from . import parcels
+from .parcels import Frame, Incoming, Outgoing
 
 REMEMBERED = 256  # names of messages that came whole, as the other end may ask after a break
 
 
-class Broken(Exception):
+class CutOff(Exception):
     """This connection is over; another may follow."""
 
 
@@ -34,7 +34,7 @@ class Ended(ExchangeError):
         self.again = again
 
 
-class Line:
+class LaneEnd:
     """One end of a lane.
 
     Attributes:
@@ -104,7 +104,7 @@ class Line:
     def end(self, reason: str) -> None:
         """Let this be the last frame of the open connection."""
         with self.lock:
-            self._control.append(frames.control(frames.END, {"reason": reason, "again": False}))
+            self._control.append(parcels.control(parcels.END, {"reason": reason, "again": False}))
             self._out.clear()
             self.lock.notify_all()
 
@@ -152,10 +152,10 @@ class Line:
         with self.lock:
             partial = self.partial and [self.partial.name, self.partial.got]
             hello = {"me": self._me, "whole": [*self._whole], "partial": partial}
-        yield frames.control(frames.HELLO, hello)
+        yield parcels.control(parcels.HELLO, hello)
         while (frame := self._next(number)) is not None:
             yield frame
-            if frame[0] == frames.END:
+            if frame[0] == parcels.END:
                 return
 
     def _next(self, number: int) -> Frame | None:
@@ -173,31 +173,31 @@ class Line:
         """Take what a connection brings.
 
         Raises:
-            Broken: it is over.
+            CutOff: it is over.
             Ended: the other end ends it.
             WireError: the frame is not due, or cannot be read.
         """
         kind = frame[0] if frame else 0
         with self.lock:
             if number != self._open:
-                raise Broken
+                raise CutOff
             self.heard = time.monotonic()
-            due = self.connected or kind in (frames.HELLO, frames.END)
-            if not due or (self.connected and kind == frames.HELLO):
+            due = self.connected or kind in (parcels.HELLO, parcels.END)
+            if not due or (self.connected and kind == parcels.HELLO):
                 kind = 0
-            if kind == frames.PART:
+            if kind == parcels.PART:
                 self._part(memoryview(frame)[1:])
         match kind:
-            case frames.PART:
+            case parcels.PART:
                 self._finish()
-            case frames.BEGIN:
+            case parcels.BEGIN:
                 self._begin(number, frame)
-            case frames.WHOLE:
-                self._arrived(frames.told(frame))
-            case frames.HELLO:
-                self._hello(frames.told(frame))
-            case frames.END:
-                about = frames.told(frame)
+            case parcels.WHOLE:
+                self._arrived(parcels.told(frame))
+            case parcels.HELLO:
+                self._hello(parcels.told(frame))
+            case parcels.END:
+                about = parcels.told(frame)
                 about = about if isinstance(about, dict) else {}
                 raise Ended(str(about.get("reason", ""))[:1000], about.get("again") is True)
             case _:
@@ -209,7 +209,7 @@ class Line:
         self.partial.take(piece)
 
     def _begin(self, number: int, frame: Frame) -> None:
-        start = 1 + frames.OFFSET
+        start = 1 + parcels.OFFSET
         at, new = int.from_bytes(frame[1:start]), Incoming.parse(frame[start:])
         with self.lock:
             known = self.partial
@@ -222,7 +222,7 @@ class Line:
         if incoming.keeps is None:
             keeps = self._admit(incoming, lambda: number == self._open)
             if number != self._open:
-                raise Broken
+                raise CutOff
             incoming.keeps = keeps
         self._finish()
 
@@ -234,7 +234,7 @@ class Line:
         with self.lock:
             incoming.whole, self.partial, self._going = True, None, False
             self._whole.append(incoming.name)
-            self._control.append(frames.control(frames.WHOLE, incoming.name))
+            self._control.append(parcels.control(parcels.WHOLE, incoming.name))
             self.lock.notify_all()
         self._came(incoming)
 
@@ -253,7 +253,7 @@ class Line:
             if type(got) is not int or not 0 <= got <= self._size(name):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
-            raise WireError(frames.UNREADABLE) from None
+            raise WireError(parcels.UNREADABLE) from None
         with self.lock:
             anew, self._other = self._other not in ("", other), other
             if anew:
