@@ -6,6 +6,7 @@ large replies come at a time, so that memory holds few models whatever the numbe
 """
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -21,12 +22,14 @@ from flwr.serverapp import Grid
 
 from fedda import flower
 from fedda.errors import Code
+from fedda.files import replacing
 from fedda.flower import ErrorCode
 from fedda.lane.invitation import KIND, TABLE, is_signed
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming
-from fedda.ops.spawn import LANES
+from fedda.ops.spawn import LANES, WORK
 
+from .allocator import one_pool
 from .lane_host import LaneHost
 
 log = logging.getLogger("fedda.server")
@@ -86,6 +89,7 @@ class LaneGrid(Grid):
         """Listen in the gateway's folder."""
         self._grid, self._calling = grid, threading.Lock()
         self._host = LaneHost(folder)
+        self._work, self._said = folder / f"{self._host.name}{WORK}", ""
         self._changed = threading.Condition()
         self._sites: dict[int, Guest] = {}
         self._asked: dict[str, Asked] = {}  # by name, the oldest first
@@ -109,6 +113,7 @@ class LaneGrid(Grid):
         with self._changed:
             self._changed.notify_all()
         self._host.close()
+        self._work.unlink(missing_ok=True)
         self._clock.join(TICK_S * 4)
 
     def expect(self, size: int) -> None:
@@ -338,6 +343,7 @@ class LaneGrid(Grid):
                 for site in list(self._sites.values()):
                     self._look_at(site)
                 self._answers()
+                self._say()
             except Exception as error:  # the server may be busy; the next look is soon
                 if not self._closed.is_set():
                     log.warning("a look at the lanes failed (%s); trying again", error)
@@ -355,6 +361,16 @@ class LaneGrid(Grid):
                     line.drop(name)
                     asked.part = line.partial is not None and line.partial.answers == name
             self._changed.notify_all()
+
+    def _say(self) -> None:
+        """Write down what sites work on, for those who watch the server."""
+        asked = [each for each in list(self._asked.values()) if each.taken and each.reply is None]
+        nodes = {each.node: each.head.metadata.message_type for each in asked}
+        run = asked[0].head.metadata.run_id if asked else 0
+        if (text := json.dumps([run, nodes])) != self._said:
+            with replacing(self._work) as part:
+                part.write_text(text)
+            self._said = text
 
     def _look_at(self, site: Guest) -> None:
         line, now = site.line, time.monotonic()
@@ -402,5 +418,6 @@ def lanes(grid: Grid, wanted: bool = True) -> Iterator[Grid]:
     if not wanted or folder is None:
         yield grid
         return
+    one_pool()
     with LaneGrid(grid, Path(folder)) as made:
         yield made

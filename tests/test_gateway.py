@@ -25,8 +25,6 @@ from server.superlink import control, gateway
 from server.superlink.filter import (
     ALLOWED,
     FLEET,
-    FLEET_PREFIX,
-    TOGETHER,
     FleetOnly,
     Traffic,
     allowed,
@@ -133,8 +131,7 @@ def test_the_allowed_paths_are_those_of_flwrs_fleet_api() -> None:
     from fedda.flower import router
 
     paths = {getattr(route, "path", "") for route in router.routes}
-    own = {f"{FLEET_PREFIX}{name}" for name in TOGETHER}
-    assert paths == {path for method, path in ALLOWED if method == "POST"} - own
+    assert paths == {path for method, path in ALLOWED if method == "POST"}
 
 
 def test_refused_requests_do_not_reach_the_server() -> None:

@@ -454,6 +454,24 @@ def test_a_restarted_site_says_so(field: Field) -> None:
     assert field.ask(request())[11].has_content()
 
 
+def test_a_server_can_say_who_works_on_what(field: Field) -> None:
+    began, over = threading.Event(), threading.Event()
+
+    def hang(message: Message, context: Context) -> Message:
+        began.set()
+        over.wait(PATIENCE)
+        return echo(message, context)
+
+    field.join(11, hang)
+    field.join(12)
+    names = field.grid.push_messages([request(), request(node=12)])
+    wait_until(lambda: field.relay.working() == {11: ("train", RUN)}, "11 does not work alone")
+    over.set()
+    wait_until(lambda: field.relay.working() == {}, "somebody works still")
+    assert len([*field.grid.pull_messages(names)]) == 2
+    assert field.relay.route.requests == 2 and field.relay.route.bytes_out > 1000
+
+
 def test_a_request_that_was_not_taken_is_sent_to_the_next_process(field: Field) -> None:
     node = field.join(11)
     field.ask(request())

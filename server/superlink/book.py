@@ -124,17 +124,6 @@ class Book:
                 )
         return None
 
-    def open(self) -> dict[int, tuple[str, int]]:
-        """What each site works on: the kind of the newest request it has not answered, its run."""
-        now, found = time.time(), {}
-        for node_id, mine in list(self._handed.items()):
-            for handed in reversed(list(mine.values())):
-                meta = handed.head.metadata
-                if not handed.taken and now < meta.created_at + meta.ttl:
-                    found[node_id] = (str(meta.message_type), meta.run_id)
-                    break
-        return found
-
     def check_run(self, node_id: int, run_id: int) -> None:
         """Refuse to tell about a run of which the site was handed no request."""
         if all(handed.run_id != run_id for handed in self._handed.get(node_id, {}).values()):

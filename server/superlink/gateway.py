@@ -113,10 +113,11 @@ def run(
             stack.callback(each.close)
         _find_programs()
         app = superlink(settings)
-        relay = stack.enter_context(Relay())
+        traffic = Traffic()
+        relay = stack.enter_context(Relay(traffic))
         runner = stack.enter_context(asyncio.Runner(loop_factory=Loop))
         runner.get_loop().takes = relay.takes  # type: ignore[attr-defined]
-        runner.run(_serve(settings, app, public, admin, every, ready, say))
+        runner.run(_serve(settings, app, public, admin, relay, traffic, every, ready, say))
 
 
 def superlink(settings: GatewaySettings) -> Any:
@@ -157,6 +158,8 @@ async def _serve(
     app: Any,
     listener: Listener,
     operators: Local,
+    relay: Relay,
+    traffic: Traffic,
     every: Callable[[], None],
     ready: Callable[[], None],
     say: Callable[[str], None],
@@ -192,7 +195,6 @@ async def _serve(
     if tls is not None:
         encrypted = {"ssl_certfile": tls.certificate, "ssl_keyfile": str(tls.key)}
 
-    traffic = Traffic()
     state = app.state.linkstate_factory.state()
     unpacked_first(state, settings.any_app)
     nodes = Nodes(state)
@@ -201,7 +203,7 @@ async def _serve(
     waiting = Waiting(state)
     short = shortened(app, guarded=caller is not None)
     sites = SiteCalls(short, traffic, caller, waiting, turned)
-    watched = Watched(app.state.linkstate_factory.state, sites.book, settings.registered)
+    watched = Watched(app.state.linkstate_factory.state, relay.working, settings.registered)
     told = Told(watched.newest, say, lambda: [*turned.news(), *listener.news()])
     live = Live(shortened(app), watched, watched.newest)
     local = LocalOnly(live, settings.admin_port, operators.strangers)

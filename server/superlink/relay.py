@@ -8,6 +8,7 @@ and the program. All other connections are the SuperLink's.
 import asyncio
 import contextlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -18,10 +19,13 @@ import threading
 from pathlib import Path
 
 from fedda.lane.invitation import NAME
-from fedda.ops.spawn import LANES
+from fedda.ops.spawn import LANES, WORK
+
+from .filter import Route, Traffic
 
 log = logging.getLogger("fedda.superlink")
 
+ROUTE = "lanes"  # among those that are counted
 HANDSHAKE = 0x16  # the first byte of a TLS connection
 HELLO = 4096  # bytes in which the name is
 PAUSE_S = 0.01  # between two looks at half a hello
@@ -36,7 +40,9 @@ class Relay:
     It sets the environment variable by which a run's program finds the folder of socket files.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: Traffic | None = None) -> None:
+        """Count connections and bytes as a route of their own, once there are any."""
+        self._traffic = traffic or Traffic()
         self._selector = selectors.DefaultSelector()
         self._new: list[tuple[socket.socket, socket.socket]] = []
         self._wake, self._woken = socket.socketpair()
@@ -44,7 +50,6 @@ class Relay:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._buffer = memoryview(bytearray(BUFFER))
         self._closed = False
-        self.bytes_in = self.bytes_out = self.calls = 0
 
     def __enter__(self) -> "Relay":
         self._folder = tempfile.TemporaryDirectory(prefix="fedda-")
@@ -82,10 +87,23 @@ class Relay:
                 program.connect(str(Path(self._folder.name) / name))
                 failed.pop_all()
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.calls += 1
+                self.route.requests += 1
                 self._new.append((connection, program))
                 self._wake.send(b"!")
         return True
+
+    @property
+    def route(self) -> Route:
+        return self._traffic.routes[ROUTE]
+
+    def working(self) -> dict[int, tuple[str, int]]:
+        """What each site works on, as the runs' programs say: the kind of its request, the run."""
+        found: dict[int, tuple[str, int]] = {}
+        for file in Path(self._folder.name).glob(f"*{WORK}"):
+            with contextlib.suppress(OSError, ValueError):
+                run, nodes = json.loads(file.read_text())
+                found |= {int(node): (str(kind), int(run)) for node, kind in nodes.items()}
+        return found
 
     def _run(self) -> None:
         while not self._closed:
@@ -129,9 +147,9 @@ class _Pair:
             with contextlib.suppress(BlockingIOError):
                 size = each.recv_into(self._relay._buffer)
                 if each is self._site:
-                    self._relay.bytes_in += size
+                    self._relay.route.bytes_in += size
                 else:
-                    self._relay.bytes_out += size
+                    self._relay.route.bytes_out += size
                 if not size:
                     self._over.add(each)
                 self._send(other, self._relay._buffer[:size])

@@ -15,7 +15,6 @@ from fedda.results.story import JournalReader, Story
 from fedda.settings import RunConfig
 
 from ..superlink import registered
-from ..superlink.book import Book
 
 FRESH_S = 0.5  # for how long an answer serves all who ask
 MOST_RUNS = 50
@@ -28,19 +27,22 @@ USUAL = {
 }
 
 
+Working = Callable[[], dict[int, tuple[str, int]]]
+
+
 class Watched:
     """The sites and runs of a SuperLink, at this moment."""
 
-    def __init__(self, state: Callable[[], Any], book: Book, registered: Path | None) -> None:
+    def __init__(self, state: Callable[[], Any], working: Working, registered: Path | None) -> None:
         """Watch a SuperLink.
 
         Args:
             state: returns flwr's LinkState.
-            book: what each site was handed.
+            working: says what each site works on: the kind of its request, and the run.
             registered: the file of `registered`, which says the roles of keys; or None.
         """
         self._state = state
-        self._book = book
+        self._working = working
         self._registered = registered
         self._lock = threading.Lock()
         self._taken, self._until = Snapshot(), 0.0
@@ -66,7 +68,7 @@ class Watched:
             return snapshot, self._journal.look()
 
     def _take(self) -> Snapshot:
-        state, roles, work = self._state(), self._roles(), self._book.open()
+        state, roles, work = self._state(), self._roles(), self._working()
         sites = tuple(
             SiteNow(
                 info.node_id,
