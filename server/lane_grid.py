@@ -265,7 +265,7 @@ class LaneGrid(Grid):
             if code in set(Code) - {Code.RESTARTED, Code.EXPIRED}:
                 self._give_up(site, reply.error)
             elif code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
-                reason = "Flower's own SuperNode knows no lanes; run with --transport flower"
+                reason = "Flower's own SuperNode knows no lanes; run with -c run.transport=flower"
                 log.error("node %d: %s", site.node, reason)
                 self._give_up(site, Error(code, reason))
 

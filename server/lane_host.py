@@ -25,6 +25,9 @@ MOST_SAID = 10  # strangers that the log names; with more, anyone could fill dis
 OPTIONS = [
     ("grpc.max_receive_message_length", parcels.MOST_FRAME),
     ("grpc.max_send_message_length", parcels.MOST_FRAME),
+    # Of each stream so much may have come that nobody has taken; else it grows with the line.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", parcels.PIECE),
 ]
 
 

@@ -52,7 +52,11 @@ RUN = {
     "model.hidden": "256",  # large, so that the model's bytes dominate the bytes of requests
     "wait.min-sources": 3,
 }
-STOCK = RUN | {"rounds": 1, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
+STOCK = (
+    {"run.transport": "flower"}
+    | RUN
+    | {"rounds": 1, "run.baseline": "", "wait.train": 120.0, "wait.sites": 90.0}
+)
 
 
 class Watched(Federation):

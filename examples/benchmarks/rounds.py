@@ -99,8 +99,9 @@ def main() -> None:
         if args.stock_rounds:
             live.say("starting a server and Flower's own SuperNodes")
             stock = {name: ["--stock"] for name in sites}
+            flower = tiny(args.stock_rounds) | {"run.transport": "flower"}
             with Deployment(folder / "stock", sites, client_options=stock) as deployment:
-                measured = live.run(deployment, app, "stock", tiny(args.stock_rounds))
+                measured = live.run(deployment, app, "stock", flower)
                 figures["stock_tiny_s"] = round(measured.overhead(), 3)
                 figures["stock_tiny_wave_s"] = waves(measured)
     figures["load_before"] = round(load, 2)

@@ -18,7 +18,7 @@ processor time is the figure to plan with. Prints a table, and on the last line 
     mb_per_site    pss_mb less that with the fewest sites, per further site
     run_models     highest memory of the run's program above that before the first round, in models;
                    not given for models below 10 MB, as other memory changes by as much
-    requests_s     requests of sites per second
+    requests_s     requests of sites per second, heartbeats and all
     requests       requests per site and round
     files          open files of the SuperLink, at most
     errors         answers of status 400 and above, troubles of the run and at sites
@@ -50,7 +50,6 @@ from fedda.ops.spawn import Process
 
 LOOK = 0.05  # seconds between two looks at a run's journal
 COUNTED_S = 2.2  # seconds until the server has written its counts again
-ANSWER = "/v1/fleet/push-messages"  # that each site calls once per round
 FIGURES = (
     *("seconds", "cpu_ms", "superlink_ms", "run_ms", "rss_mb", "pss_mb", "mb_per_site"),
     *("run_models", "requests_s", "requests", "files", "errors", "wire_mb"),
@@ -154,9 +153,9 @@ def figures(seen: Watched, sites: int, errors_at_sites: int) -> dict[str, float]
     highest = max(x.used["run"].rss for x in all_looks if "run" in x.used)
     inside = [t for t in seen.traffic if first.at <= t["written"] <= last.at]
     old, *_, new = inside if len(inside) > 2 else [seen.traffic[0], seen.traffic[-1]]
-    answers = max(1, _of(new, ANSWER, "requests") - _of(old, ANSWER, "requests"))
-    per_answer = {k: (new["total"][k] - old["total"][k]) / answers for k in new["total"]}
     seconds = statistics.median(spans)
+    times = sites * (new["written"] - old["written"]) / seconds  # sites and rounds in between
+    per_round = {k: (new["total"][k] - old["total"][k]) / times for k in new["total"]}
     old, new = seen.traffic[0], seen.traffic[-1]
     errors = sum(_of(new, path, "errors") - _of(old, path, "errors") for path in new["routes"])
     errors += new["refused"] - old["refused"] + len(seen.results["events"]) + errors_at_sites
@@ -167,11 +166,11 @@ def figures(seen: Watched, sites: int, errors_at_sites: int) -> dict[str, float]
         "run_ms": cpu["run"],
         "rss_mb": max(sum(u.rss for u in x.used.values()) for x in all_looks) / 1e6,
         "pss_mb": max(sum(u.pss for u in x.used.values()) for x in all_looks) / 1e6,
-        "requests_s": per_answer["requests"] * sites / seconds,
-        "requests": per_answer["requests"],
+        "requests_s": per_round["requests"] * sites / seconds,
+        "requests": per_round["requests"],
         "files": max(x.used["superlink"].files for x in all_looks),
         "errors": errors,
-        "wire_mb": (per_answer["bytes-in"] + per_answer["bytes-out"]) / 1e6,
+        "wire_mb": (per_round["bytes-in"] + per_round["bytes-out"]) / 1e6,
     }
     if model >= 1e7:
         found["run_models"] = (highest - idle) / model
