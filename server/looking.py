@@ -24,7 +24,6 @@ from fedda.settings import RunConfig
 from . import checkpoint
 from .crossed import Crossed
 from .journal import Journal, by_reason
-from .lane_grid import LaneGrid
 from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
@@ -129,7 +128,7 @@ def _asked(
         content = records.write(look={"run": config.run.name})
         return Message(content, node, "query.look", ttl=config.wait.train, group_id="look")
 
-    if isinstance(grid, LaneGrid):
+    if hasattr(grid, "expect"):
         grid.expect(MOST_BYTES)
     post = mail.Mail(grid, sent, received)
     for reply in post.deliver(map(question, names), config.wait.train):
