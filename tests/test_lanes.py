@@ -688,3 +688,20 @@ def test_an_invitation_that_cannot_be_read_is_refused() -> None:
     for spoilt in ({"name": "lane-/etc"}, {"ticket": 3}, {"certificate": ""}, {"host": "x"}):
         with pytest.raises(WireError):
             LaneInvitation.parse(made.flat() | spoilt)
+
+
+@pytest.mark.parametrize(
+    ("address", "way"),
+    [
+        ("127.0.0.1:8443", ("grpc.enable_http_proxy", 0)),
+        ("near.example.org:8443", ("grpc.enable_http_proxy", 0)),
+        ("hub.example.org:8443", ("grpc.http_proxy", "http://me:secret@proxy:3128")),
+    ],
+)
+def test_a_lane_goes_through_the_proxy_of_flowers_messages(
+    address: str, way: tuple[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "near.example.org")
+    monkeypatch.setenv("no_proxy", "near.example.org")
+    assert site_end._way(address) == way

@@ -41,6 +41,16 @@ def proxy_to(address: Address, tls: bool) -> str:
     Raises:
         ConfigError: the environment names one that cannot be used.
     """
+    proxy = proxy_as_named(address, tls)
+    return _shown(proxy) if proxy else ""
+
+
+def proxy_as_named(address: Address, tls: bool) -> str:
+    """The same as the environment names it, with a password if it has one.
+
+    Raises:
+        ConfigError: the environment names one that cannot be used.
+    """
     if address.is_loopback or proxy_bypass(f"{address.host}:{address.port}"):
         return ""
     exempt = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
@@ -55,8 +65,7 @@ def proxy_to(address: Address, tls: bool) -> str:
             "cannot use SOCKS: install it with `pip install 'httpx[socks]'`, or name the server's "
             f"host in NO_PROXY ({address.host})"
         )
-    proxy = next((found[kind] for kind in kinds if found.get(kind)), "")
-    return _shown(proxy) if proxy else ""
+    return next((found[kind] for kind in kinds if found.get(kind)), "")
 
 
 def named() -> bool:
