@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedda import flower
 from fedda.errors import Code
 from fedda.files import replacing
 from fedda.flower import ErrorCode
-from fedda.lane.invitation import KIND, TABLE, is_signed
+from fedda.lane.invitation import KIND, TABLE, LaneInvitation, is_signed
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming
 from fedda.ops.spawn import LANES, WORK
@@ -79,6 +79,7 @@ class Guest:
     ticket: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     line: LaneEnd = field(init=False)
     invited: float = float("-inf")  # when, on the monotonic clock; -inf: no invitation is open
+    wanted: bool = False  # whether it is to be invited at once
     question: str = ""  # the invitation's message
 
 
@@ -97,7 +98,7 @@ class LaneGrid(Grid):
         self._large: set[str] = set()  # whose replies take room
         # Bytes of the largest request's arrays so far, or as many as `expect` was called with.
         self.sent = 0
-        self._closed = threading.Event()
+        self._closed, self._wake = threading.Event(), threading.Event()
         self._clock = threading.Thread(target=self._tend, name="lanes", daemon=True)
         self._clock.start()
 
@@ -110,6 +111,7 @@ class LaneGrid(Grid):
     def close(self) -> None:
         """End all streams."""
         self._closed.set()
+        self._wake.set()
         with self._changed:
             self._changed.notify_all()
         self._host.close()
@@ -167,7 +169,8 @@ class LaneGrid(Grid):
             size = site.line.send(message, name)
             self.expect(size)
             if not site.line.connected:
-                self._invite(site)
+                site.wanted = True
+                self._wake.set()
             names.append(name)
         return names
 
@@ -227,26 +230,26 @@ class LaneGrid(Grid):
                 )
         return found
 
-    def _invite(self, site: Guest) -> None:
-        """Ask a site to open its stream, unless it was asked just now."""
+    def _invite(self, sites: Sequence[Guest]) -> None:
+        """Ask sites to open their streams that are online, unless they were asked just now."""
+        now = time.monotonic()
+        sites = [site for site in sites if now >= site.invited + INVITED_S]
+        nodes = {node.node_id: node for node in self.get_nodes()} if sites else {}
+        sites, messages = [site for site in sites if site.node in nodes], []
+        if not sites:
+            return
+        for site in sites:
+            site.invited, site.wanted = now, False
+            invited = self._host.invite(site.ticket, site.line, *_known(nodes[site.node]))
+            content = RecordDict({TABLE: ConfigRecord(dict(invited.flat()))})
+            messages.append(Message(content, site.node, KIND, ttl=INVITED_S, group_id="lane"))
         with self._calling:
-            if time.monotonic() < site.invited + INVITED_S:
-                return
-            site.invited = time.monotonic()
-            nodes = {node.node_id: node for node in self._grid.get_nodes()}
-            node = nodes.get(site.node)
-            public = b"" if node is None else bytes(node.public_key)
-            invitation = self._host.invite(
-                site.ticket,
-                site.line,
-                lambda made, said: not public or is_signed(public, made.claim(site.node), said),
-                (node is not None and node.name) or f"node {site.node}",
-            )
-            content = RecordDict({TABLE: ConfigRecord(dict(invitation.flat()))})
-            message = Message(content, site.node, KIND, ttl=INVITED_S, group_id="lane")
-            site.question = next(iter(self._grid.push_messages([message])), "") or ""
-        if not site.question:
-            self._give_up(site, Error(ErrorCode.NODE_UNAVAILABLE, "the server knows no such node"))
+            questions = list(self._grid.push_messages(messages))
+        for site, question in zip(sites, questions, strict=True):
+            site.question = question or ""
+            if not question:
+                error = Error(ErrorCode.NODE_UNAVAILABLE, "the server knows no such node")
+                self._give_up(site, error)
 
     def _answers(self) -> None:
         """Read what invited sites answered."""
@@ -337,11 +340,12 @@ class LaneGrid(Grid):
     # ---- the clock -----------------------------------------------------------------------------
 
     def _tend(self) -> None:
-        while not self._closed.wait(TICK_S):
+        while not self._closed.is_set():
+            self._wake.wait(TICK_S)
+            self._wake.clear()
             try:
                 self._expire()
-                for site in list(self._sites.values()):
-                    self._look_at(site)
+                self._invite([s for s in list(self._sites.values()) if self._is_awaited(s)])
                 self._answers()
                 self._say()
             except Exception as error:  # the server may be busy; the next look is soon
@@ -372,20 +376,30 @@ class LaneGrid(Grid):
                 part.write_text(text)
             self._said = text
 
-    def _look_at(self, site: Guest) -> None:
+    def _is_awaited(self, site: Guest) -> bool:
+        """Whether to invite a site; cut its stream if that stalls."""
         line, now = site.line, time.monotonic()
         if line.connected:
             site.invited = float("-inf")
             if line.partial is not None and line.partial.keeps and now > line.heard + STALL_S:
                 log.warning("the stream of node %d stalls; it is closed", site.node)
                 line.cut()
-            return
+            return False
         if now > line.since + HOLD_S and (name := line.forget()):
             with self._changed:
                 self._large.discard(name)
         waits = any(a.node == site.node and a.reply is None for a in list(self._asked.values()))
-        if waits and now > line.since + AGAIN_S:
-            self._invite(site)
+        return waits and (site.wanted or now > line.since + AGAIN_S)
+
+
+def _known(node: Any) -> tuple[Callable[[LaneInvitation, str], bool], str]:
+    """What a server knows of a node: whether a signature is its own, and what the log calls it."""
+    public = bytes(node.public_key)
+
+    def is_own(made: LaneInvitation, said: str) -> bool:
+        return not public or is_signed(public, made.claim(node.node_id), said)
+
+    return is_own, node.name or f"node {node.node_id}"
 
 
 def _message(asked: Asked) -> Message:

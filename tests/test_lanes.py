@@ -555,7 +555,8 @@ def test_a_request_that_nobody_fetches_does_not_hold_up_the_next(field: Field) -
     field.join(11)
     (name,) = field.grid.push_messages([Message(request(model()).content, 11, "train", ttl=0.001)])
     assert field.ask(request(model()))[11].has_content()
-    assert name not in field.grid._asked or not field.grid._asked[name].reply
+    for reply in field.grid.pull_messages([name]):
+        assert reply.has_error()
 
 
 def test_only_the_invited_site_with_its_key_is_served(
