@@ -138,7 +138,7 @@ def table(args: Namespace) -> dict[str, Any]:
         sites = live.domains(folder / "data", args.sources, args.images, shape)
         nodes = [{"role": r, "name": n, "data": str(path)} for n, (r, path) in sites.items()]
         live.say(f"starting a server and {len(sites)} sites")
-        with Deployment(folder / "server", sites) as deployment:
+        with live.Served(folder / "server", sites) as deployment:
             one = message(deployment, app, args.rounds)
             for repeat in range(args.repeats or REPEATS):
                 for m, config in configs.items():

@@ -40,7 +40,6 @@ from fedda import models, wire
 from fedda.algorithms import kd3a
 from fedda.data import digits
 from fedda.halves import load
-from fedda.ops.federation import Deployment
 from fedda.settings import RunConfig
 
 TARGET = "fonts"
@@ -117,7 +116,7 @@ def flower(folder: Path, config: RunConfig) -> float:
     sites = {name: (role, folder / "digits" / name) for name, role in roles.items()}
     app = live.stage(folder / "app")
     more = {"rounds": config.rounds + live.WARM_UP}
-    with Deployment(folder / "server", sites) as deployment:
+    with live.Served(folder / "server", sites) as deployment:
         measured = live.run(deployment, app, "breakdown", config.flat() | more)
     rounds = measured.rounds[live.WARM_UP :]
     return statistics.median(sum(wave.overhead for wave in waves) for waves in rounds)

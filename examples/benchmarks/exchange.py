@@ -89,7 +89,6 @@ import numpy as np
 
 from fedda import exchange
 from fedda.exchange import tls
-from fedda.ops.federation import Deployment
 
 SIZES = {"1kb": 250, "1mb": 250_000}
 WARM_UP = 50  # syncs or echoes not counted
@@ -251,7 +250,7 @@ def by_flower(folder: Path, app: Path, rounds: int, *, stock: bool) -> float:
     """Waves of training messages per second, two sites and a tiny model."""
     sites = live.domains(folder / "data", 2)
     options = {name: ["--stock"] for name in sites} if stock else None
-    with Deployment(folder / "server", sites, client_options=options) as deployment:
+    with live.Served(folder / "server", sites, client_options=options) as deployment:
         settings = {"method": "fedavg", "rounds": rounds + live.WARM_UP + 1} | live.mlp(0.01)
         measured = live.run(deployment, app, "waves", settings)
     return 1 / statistics.median(wave.overhead for wave in measured.per_wave("train"))

@@ -24,7 +24,6 @@ import live
 
 from fedda.comparison.tables import markdown
 from fedda.config import Flat
-from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Reserved
 from fedda.results.read import load
 
@@ -134,7 +133,7 @@ def measure(
     least = ["--min-examples", str(min(row.examples for row in rows(delay)))]
     least += ["--exchange-host", ANNOUNCED]  # another name than that of the server
     options = dict.fromkeys(sites, least)
-    deployed = Deployment(folder / "server", sites, client_options=options)
+    deployed = live.Served(folder / "server", sites, client_options=options)
     with deployed as deployment, Reserved() as held, Delay(held.port, delay):
         for repeat in range(repeats):
             for number, row in enumerate(rows(delay)):

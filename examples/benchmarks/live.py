@@ -63,6 +63,13 @@ def mlp(megabytes: float) -> dict[str, Any]:
     return {"model.name": "mlp", "model.hidden": ",".join([str(max(4, round(width)))] * 2)}
 
 
+class Served(Deployment):
+    """A federation whose server takes the app that `stage` writes, too."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, server_options=["--any-app"], **more)
+
+
 def stage(folder: Path) -> Path:
     """Write the Flower app with `measured.py` as its server program -> its folder."""
     app = bundle.stage(folder)

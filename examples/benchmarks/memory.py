@@ -38,8 +38,6 @@ from typing import Any
 import live
 from processes import forget_peak, peak
 
-from fedda.ops.federation import Deployment
-
 TINY_MB = 0.01
 
 
@@ -58,7 +56,7 @@ def measure(
     """Run once with so many sources -> measurements, and the sites' peaks by role, in models."""
     live.say(f"{method} with {sources} sources")
     sites = live.domains(folder / "data", sources)
-    with Deployment(folder / "server", sites, patience=300) as deployment:
+    with live.Served(folder / "server", sites, patience=300) as deployment:
         about = {"method": method, **settings}
         live.run(deployment, app, "tiny", about | live.mlp(TINY_MB) | {"rounds": 1})
         pids = {name: deployment.processes[name].popen.pid for name in sites}

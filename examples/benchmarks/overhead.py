@@ -36,7 +36,6 @@ from torch.nn import functional as F
 from fedda import models
 from fedda.config import IMAGES_HIDE
 from fedda.halves import load
-from fedda.ops.federation import Deployment
 from fedda.settings import RunConfig
 from fedda.train import batches, learning_rate, make_optimizer, round_images, seed_for
 
@@ -109,7 +108,7 @@ def live_client(config: RunConfig, folder: Path, source: Path, target: Path) -> 
     """Processor seconds of a real source process over a real run."""
     sites = {SOURCE: (SOURCE, source), TARGET: (TARGET, target)}
     app = live.stage(folder / "app")
-    with Deployment(folder / "server", sites) as deployment:
+    with live.Served(folder / "server", sites) as deployment:
         live.run(deployment, app, "warm-up", config.flat() | {"rounds": 1})
         pid = deployment.processes[SOURCE].popen.pid
         before = of_process(pid)

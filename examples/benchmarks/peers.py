@@ -171,7 +171,9 @@ def fedda(folder: Path, token: str, clients: int, mb: float, rounds: int) -> Tri
     """Run fedda's FedAvg over resident clients."""
     app = live.stage(folder / "app")
     sites = live.domains(folder / "data", clients)
-    with Deployment(folder / "served", sites, patience=180) as deployment:
+    with Deployment(
+        folder / "served", sites, patience=180, server_options=["--any-app"]
+    ) as deployment:
         trial = Trial(token, below(deployment.processes["superlink"].popen.pid))
         settings = {"method": "fedavg", "secure": "none", "rounds": rounds, **live.mlp(mb)}
         trial.ordered = time.time()

@@ -77,7 +77,7 @@ def main() -> None:
         app = live.stage(folder / "app")
         sites = live.domains(folder / "data", args.sources)
         live.say(f"starting a server and {len(sites)} resident clients")
-        with Deployment(folder / "resident", sites) as deployment:
+        with live.Served(folder / "resident", sites) as deployment:
             starts = [first_round(deployment, number) for number in range(args.starts)]
             figures["first_round_s"] = round(statistics.median(starts), 2)
             live.say(f"the first round ends after {figures['first_round_s']} s")
@@ -100,7 +100,7 @@ def main() -> None:
             live.say("starting a server and Flower's own SuperNodes")
             stock = {name: ["--stock"] for name in sites}
             flower = tiny(args.stock_rounds) | {"run.transport": "flower"}
-            with Deployment(folder / "stock", sites, client_options=stock) as deployment:
+            with live.Served(folder / "stock", sites, client_options=stock) as deployment:
                 measured = live.run(deployment, app, "stock", flower)
                 figures["stock_tiny_s"] = round(measured.overhead(), 3)
                 figures["stock_tiny_wave_s"] = waves(measured)
@@ -135,7 +135,7 @@ def frozen(folder: Path, app: Path, args: argparse.Namespace) -> dict[str, objec
         "rounds": args.frozen_rounds + live.WARM_UP + 1,
         **{f"model.{key}": value for key, value in chosen.items()},
     }
-    with Deployment(folder / "frozen", sites, client_options=own) as deployment:
+    with live.Served(folder / "frozen", sites, client_options=own) as deployment:
         measured = live.run(deployment, app, "frozen", settings)
     return {
         "resident_frozen_s": round(measured.overhead(), 3),

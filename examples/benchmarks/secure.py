@@ -58,7 +58,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             sites = live.domains(folder / "data", count)
-            with Deployment(folder / "federation", sites) as deployment:
+            with live.Served(folder / "federation", sites) as deployment:
                 for method, mb in product(args.methods, (TINY, args.mb)):
                     _, plain, hidden = HIDES[method]
                     found = {
