@@ -47,7 +47,7 @@ def test_the_demo_in_one_round(tmp_path: Path) -> None:
     assert "KD3A: test at fonts, last round" in page and "KD3A, last round, by domain" in page
     assert "No notes of" not in page
     routes = json.loads((folder / "traffic.json").read_text())["routes"]
-    assert routes["/v1/fleet/push-objects"]["bytes-in"] > 0
+    assert routes["lanes"]["bytes-in"] > 0
     assert not marked(f"FEDDA_MARK={tmp_path}")
 
 
