@@ -245,11 +245,11 @@ class TrainingRounds:
             report=lambda what, facts: self.journal.write(what, **self._about, **facts),
         )
         made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
-        if hasattr(self.grid, "expect"):
+        if expect := getattr(self.grid, "expect", None):  # a `LaneGrid`
             # A reply may hold arrays that no request held, such as a discriminator per source.
             stages = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
             others = max(sum(each.nbytes for each in layouts.values()) for layouts in stages)
-            self.grid.expect(self._layout.nbytes + others * max(1, len(self.roster.sources)))
+            expect(self._layout.nbytes + others * max(1, len(self.roster.sources)))
         made.memory = base.Memory(dict(state.numbers), dict(state.arrays))
         return made
 

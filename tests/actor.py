@@ -120,7 +120,11 @@ PUSHES: dict[str, Callable[[str, float], None]] = {
 class HostileEnd(lane_end.LaneEnd):
     """An end of a lane whose replies hang, and whose connections break."""
 
-    of_reply = ("", "", 0.0)  # how to send the next reply, of which step, with what pauses
+    of_reply: tuple[str, str, float] = (
+        "",
+        "",
+        0.0,
+    )  # how to send the next reply, of which step, with what pauses
     run = 0  # of that reply
     _draw = Random(0)
 
