@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedda.config import Flat
-from fedda.results.read import REFINED, label
+from fedda.results.read import ANSWERED, REFINED, label
 from fedda.settings import RunConfig
 
 from .journal import Event, Journal
@@ -20,7 +20,7 @@ from .journal import Event, Journal
 # Settings that may differ between the tries of a run, and so do not describe it.
 PASSING = ("run.dir", "run.name", "run.resume", "run.expect", "run.seeds", "wait.", "track.")
 # Keys of a round entry that are no curves.
-NO_NUMBERS = ("event", "time", "method", "seed", "target", "round", REFINED)
+NO_NUMBERS = ("event", "time", "method", "seed", "target", "round", ANSWERED, REFINED)
 
 
 class Curves:

@@ -243,7 +243,8 @@ def test_a_model_whose_answers_are_alike_is_not_adapted(
 
 
 def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -> None:
-    bench = Bench(real(domains, tmp_path), "fruda", fruda__measure__steps=1)
+    unaware = real(domains, tmp_path, audited=False)  # else this is not the first model's draw
+    bench = Bench(unaware, "fruda", fruda__measure__steps=1)
     bench.model = {name: 0 * array for name, array in bench.model.items()}
     replies = bench.grid.answers(bench.grid.push_messages(bench.begin()))
     codes = {Code(reply.error.code) if reply.has_error() else None for _, reply in replies}

@@ -37,7 +37,7 @@ def expected(training: dict[str, Any]) -> Curves:
     points: Curves = {}
     for entry in training["rounds"]:
         for key, value in entry.items():
-            if key == "round":
+            if key in ("round", "answers"):
                 continue
             inner = value.items() if isinstance(value, dict) else [("", value)]
             for name, number in inner:

@@ -49,6 +49,9 @@ TIMES = 6.0  # honest means went 1.6 times as far as a source's own longest roun
 AWAY = 8  # rounds that a site was away count, no more
 SHARE = 0.1  # of its even share of the whole: what a tensor that hardly moves counts as, at least
 ORIGIN = "origin"  # a kind of file that stays here
+# Names of models that are not checked here: discriminators are by `check_discriminator`. Teachers
+# are only asked, and `tested` looks at their answers; else one source could stop the target.
+ELSEWHERE = (GROWING, "teacher/")
 
 
 class Origin:
@@ -76,7 +79,7 @@ class Origin:
         sent = {
             name: packed.unpack()
             for name, packed in request.arrays.items()
-            if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING)
+            if packed.manifest.kind is Kind.MODEL and not name.startswith(ELSEWHERE)
         }
         firsts = self.firsts(request.task) if sent else ()
         for name, values in sent.items():

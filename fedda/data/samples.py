@@ -40,7 +40,7 @@ def is_dicom(file: Path) -> bool:
     try:
         with file.open("rb") as content:
             return file.is_file() and content.read(132)[128:] == b"DICM"
-    except OSError:
+    except (OSError, ValueError):  # a name with a null byte is none
         return False
 
 
