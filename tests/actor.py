@@ -125,22 +125,26 @@ class HostileEnd(lane_end.LaneEnd):
         "",
         0.0,
     )  # how to send the next reply, of which step, with what pauses
+    doing, slow = of_reply, ""  # the same for the reply that is on its way, and its request
     run = 0  # of that reply
     _draw = Random(0)
 
     def frames(self, number: int) -> Iterator[bytes]:
-        said = False
+        going, said = "", False
         for frame in super().frames(number):
-            what, step, pause = HostileEnd.of_reply
+            what, step, pause = HostileEnd.doing
             is_part = frame[0] == parcels.PART
-            if what and is_part and said:
+            if frame[0] == parcels.BEGIN:
+                going = parcels.Incoming.parse(frame[1 + parcels.OFFSET :]).answers
+            slow = what and is_part and going == HostileEnd.slow
+            if slow and said:
                 PUSHES[what](step, pause)
             if is_part and self._draw.random() < (act("loss") or 0.0):
                 print("acting: loss", flush=True)
                 self.cut()
                 return
             yield frame
-            if what and is_part and not said:
+            if slow and not said:
                 said = True
                 say(what, step, HostileEnd.run)
 
@@ -159,15 +163,15 @@ class HostileLanes(lanes.Lanes):
     """Sends replies as its own program never would."""
 
     def send(self, reply: Message) -> None:
-        HostileEnd.run = reply.metadata.run_id
+        if HostileEnd.of_reply[0]:
+            HostileEnd.doing, HostileEnd.of_reply = HostileEnd.of_reply, ("", "", 0.0)
+            HostileEnd.slow = reply.metadata.reply_to_message_id
+            HostileEnd.run = reply.metadata.run_id
         if act("gone") and reply.metadata.message_type == "query":
             print("acting: gone", flush=True)
             gone = Error(ErrorCode.NODE_UNAVAILABLE)
             reply = make_message(metadata=reply.metadata, error=gone)
-        try:
-            super().send(reply)
-        finally:
-            HostileEnd.of_reply = ("", "", 0.0)
+        super().send(reply)
 
 
 class Hostile(Fleet):
