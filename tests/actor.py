@@ -125,7 +125,8 @@ class HostileEnd(lane_end.LaneEnd):
         "",
         0.0,
     )  # how to send the next reply, of which step, with what pauses
-    doing, slow = of_reply, ""  # the same for the reply that is on its way, and its request
+    doing: tuple[str, str, float] = of_reply  # the same for the reply that is on its way
+    slow = ""  # its request
     run = 0  # of that reply
     _draw = Random(0)
 
