@@ -18,7 +18,7 @@ from fedda import data
 from fedda.cli.data import app
 from fedda.data.show import contact_sheet
 from fedda.data.unify import conform_images
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, RunError
 
 RNG = np.random.default_rng(0)
 RED = (255, 0, 0)
@@ -667,7 +667,7 @@ def test_show_refuses_vectors_and_places_it_cannot_write(tmp_path: Path) -> None
     with pytest.raises(DataError, match="no picture to show"):
         contact_sheet(labelled(torch.zeros(3, 5)), tmp_path / "a.png")
     images = labelled(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))
-    with pytest.raises(DataError, match="cannot be written"):
+    with pytest.raises(RunError, match="cannot be written"):
         contact_sheet(images, tmp_path / "nowhere" / "a.png")
 
 
