@@ -22,15 +22,12 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
-from fedda.flower import fleet_pb2 as fleet
-from fedda.flower import message_pb2 as proto
 from fedda.page.live_page import SCRIPT, page
 from fedda.results.read import ABOUT
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import JournalReader, Story
 from fedda.settings import RunConfig, defaults
 from server.run import claim
-from server.superlink.book import Book
 from server.superlink.filter import LocalOnly
 from server.watching.live import EVENTS, METRICS, PAGE, Live, of_its_own, version_of
 from server.watching.watched import USUAL
@@ -328,20 +325,3 @@ def test_a_browser_follows_a_run(run: RunNow, tmp_path: Path, width: int) -> Non
 
 def test_the_server_knows_where_a_run_without_settings_is() -> None:
     assert {key: defaults()[key] for key in USUAL} == USUAL
-
-
-def test_the_book_says_who_works_on_what() -> None:
-    def handed(message: str, kind: str, run_id: int) -> fleet.PullMessagesResponse:
-        about = {"message_id": message, "message_type": kind, "run_id": run_id}
-        head = proto.Message(metadata=proto.Metadata(created_at=time.time(), ttl=60, **about))
-        tree = proto.ObjectTree(object_id=message)
-        return fleet.PullMessagesResponse(messages_list=[head], message_object_trees=[tree])
-
-    book = Book()
-    book.handed(1, handed("m1", "query", 7))
-    book.handed(1, handed("m2", "train", 7))
-    book.handed(2, handed("m3", "evaluate", 7))
-    assert book.open() == {1: ("train", 7), 2: ("evaluate", 7)}
-    for found in [*book._handed[1].values(), *book._handed[2].values()]:
-        book.answered(found, fleet.PushMessagesResponse())
-    assert book.open() == {}

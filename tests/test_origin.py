@@ -1,6 +1,7 @@
 """A site trains only models that honest rounds can have made of a first one that it knows."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,8 @@ def test_threads_do_not_change_what_is_drawn(site: Site, threads: int) -> None:
 
 
 def test_a_file_of_the_operators_may_be_the_first_model(tmp_path: Path) -> None:
-    site = make_source(tmp_path, 80, **REAL, **{"start-from": str(tmp_path / "m.safetensors")})
+    own: dict[str, Any] = REAL | {"start-from": str(tmp_path / "m.safetensors")}
+    site = make_source(tmp_path, 80, **own)
     task = task_of(site, SETTINGS)
     model = models.build(task.model, task.dims, task.classes, 5)
     models.save(tmp_path / "m.safetensors", model, classes=task.names, **task.about_model)
