@@ -29,7 +29,7 @@ import torch
 
 from fedda import models
 from fedda.errors import ModelError, OriginError
-from fedda.maths.bounds import SMALL
+from fedda.maths.bounds import SMALL, is_weight, norm
 from fedda.settings import Task
 from fedda.wire import Arrays, Kind, Part
 
@@ -81,15 +81,15 @@ class Origin:
             for name, packed in request.arrays.items()
             if packed.manifest.kind is Kind.MODEL and not name.startswith(ELSEWHERE)
         }
-        firsts = self.firsts(request.task) if sent else ()
+        firsts, begun = self.firsts(request.task) if sent else (), not begins(request)
         for name, values in sent.items():
-            near = begins(request) and name == "model"
+            near = not begun and name == "model"
             rounding = SAME if request.task.wire.dtype == "float32" else ROUNDED
             reach = partial(farthest, values, near=rounding if near else 1.0)
             beyond, entry = min(reach(first) for first in firsts)
             if beyond > 1:
                 raise OriginError(_unknown() if near else _far(name, entry, beyond))
-        if request.contract.labels and "model" in sent and not begins(request):
+        if request.contract.labels and "model" in sent and begun:
             self._check_step(request, sent["model"])
 
     def firsts(self, task: Task) -> tuple[Arrays, ...]:
@@ -188,11 +188,11 @@ def farthest(values: Arrays, first: Arrays, near: float = 1.0) -> tuple[float, s
         near: the part of the bounds that may be reached.
     """
     most, where = 0.0, ""
-    for name in _weights(values):
-        if name not in first:  # of a network that the method has beside the run's model
+    for name, came in values.items():
+        if not is_weight(name, came) or name not in first:  # a network beside the run's model
             continue
         rows = first[name].reshape(first[name].shape[0] if first[name].ndim else 1, -1)
-        moved = values[name].reshape(rows.shape) - rows
+        moved = came.reshape(rows.shape) - rows
         bound = near * (SHIFT if first[name].ndim < 2 else FAR)
         least = max(1.0, SMALL * math.sqrt(rows.shape[1]))
         lengths, gone = (np.linalg.norm(part, axis=1) for part in (rows, moved))
@@ -204,11 +204,7 @@ def farthest(values: Arrays, first: Arrays, near: float = 1.0) -> tuple[float, s
 
 def distances(values: Arrays, others: Mapping[str, np.ndarray]) -> dict[str, float]:
     """The Euclidean distance of two models, by tensor."""
-    return {n: float(np.linalg.norm((values[n] - others[n]).ravel())) for n in _weights(values)}
-
-
-def _weights(values: Arrays) -> list[str]:
-    return [n for n, a in values.items() if a.dtype.kind == "f" and "running_" not in n]
+    return {n: norm({n: a}, {n: others[n]}) for n, a in values.items() if is_weight(n, a)}
 
 
 def _of_file(path: Path, like: Arrays) -> Arrays:

@@ -173,7 +173,7 @@ def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
     """
     total = 0.0
     for name, values in arrays.items():
-        if _is_weight(name, values):
+        if is_weight(name, values):
             for part, other in pieces(values, values if minus is None else minus[name]):
                 with np.errstate(over="ignore"):  # an infinite norm is beyond every bound
                     moved = part if minus is None else part - other
@@ -183,8 +183,9 @@ def norm(arrays: Arrays, minus: Arrays | None = None) -> float:
 
 def weights(arrays: Arrays) -> int:
     """Return how many numbers `norm` is over."""
-    return sum(values.size for name, values in arrays.items() if _is_weight(name, values))
+    return sum(values.size for name, values in arrays.items() if is_weight(name, values))
 
 
-def _is_weight(name: str, values: np.ndarray) -> bool:
+def is_weight(name: str, values: np.ndarray) -> bool:
+    """Whether an array of a model is trained, and no counter or running statistic."""
     return values.dtype.kind == "f" and "running_" not in name
