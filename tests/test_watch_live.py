@@ -80,7 +80,8 @@ def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
         assert samples(operators.get("/metrics").text)["fedda_round", (("method", "fedavg"),)] == 1
 
         hub.act("bert", {})
-        assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
+        code = watcher.popen.wait(PATIENCE)
+        assert code == 0, f"{code}: {watcher.text()[-600:]}"
         assert "round 3/3" in watcher.text()
         assert all(c.isprintable() or c == "\n" for c in watcher.text())
         assert operator.popen.wait(PATIENCE) == 0, operator.text()
