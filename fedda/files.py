@@ -4,15 +4,18 @@ Texts that a person wrote are UTF-8, or UTF-16 with the mark that Windows writes
 """
 
 import codecs
+import glob
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedda.errors import ConfigError, DataError, RunError
 
+STALE_S = 3600.0  # no file takes longer to write from one piece to the next
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -26,6 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield path
         return
     part = partial_path(path)
+    clear_partial(path.parent, glob.escape(path.name))
     try:
         yield part
         part.replace(path)
@@ -159,7 +163,7 @@ def keep_newest(
             continue
         for name in parts:
             (entry / name).unlink(missing_ok=True)
-            partial_path(entry / name).unlink(missing_ok=True)
+        clear_partial(entry, "*")
         with suppress(OSError):  # it has files of somebody else
             entry.rmdir()
 
@@ -178,5 +182,16 @@ def unmarked(content: bytes) -> bytes:
 
 
 def partial_path(path: Path) -> Path:
-    """Where a file lies until it is complete; only a crash leaves it there."""
-    return path.with_name(f".{path.name}.part")
+    """Where a file lies until it is complete; only a crash leaves it there.
+
+    Each process has a place of its own: two commands may write the same report at once.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def clear_partial(folder: Path, name: str) -> None:
+    """Delete what crashes left of files with this name, which may be a pattern."""
+    for part in folder.glob(f".{name}.*.part"):
+        with suppress(OSError):  # another process has deleted it
+            if time.time() - part.stat().st_mtime > STALE_S:
+                part.unlink()

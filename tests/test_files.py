@@ -1,6 +1,8 @@
 """Replacing a file leaves the whole old file or the whole new one, even after an error."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -44,6 +46,20 @@ def test_after_an_error_only_the_old_file_exists(tmp_path: Path, error: BaseExce
         part.write_text("half")
         raise error
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_commands_may_write_the_same_file_at_once(tmp_path: Path) -> None:
+    path, stale = tmp_path / "report.png", tmp_path / ".report.png.1.part"
+    stale.write_text("of a command that was killed")
+    os.utime(stale, (0, 0))
+    code = "import sys; from pathlib import Path; from fedda.files import replacing\n"
+    code += "with replacing(Path(sys.argv[1])) as part: part.write_text('b')"
+    with replacing(path) as part:
+        part.write_text("a")
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        assert path.read_text() == "b"
+    assert path.read_text() == "a"
     assert list(tmp_path.iterdir()) == [path]
 
 

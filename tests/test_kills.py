@@ -54,7 +54,8 @@ OF = {{"open": 0, "os.rename": 1, "os.remove": 0}}  # which argument is the file
 def stop(event, arguments):
     if event not in OF or "checkpoint" not in str(arguments[OF[event]]):
         return
-    point = f"{{event}} {{Path(os.fspath(arguments[OF[event]])).name}}"
+    name = Path(os.fspath(arguments[OF[event]])).name.replace(f".{{os.getpid()}}.part", ".part")
+    point = f"{{event}} {{name}}"
     if AT.exists() and AT.read_text() == point:
         STOPPED.write_text(str(os.getpid()))
         while AT.exists():

@@ -28,7 +28,7 @@ from torch import Tensor
 from fedda.data.sets import DIGEST
 from fedda.data.stored import Stored
 from fedda.errors import ConfigError, DataError
-from fedda.files import keep_newest, keeping
+from fedda.files import clear_partial, keep_newest, keeping
 from fedda.ops import system
 
 logger = logging.getLogger("fedda.data")
@@ -136,8 +136,7 @@ class Cache:
 
     def _make_room(self, new: Path) -> None:
         """Delete what an interruption left, and the entries used longest ago."""
-        for half in self.folder.glob(f".*{_ENDING}.part"):
-            half.unlink(missing_ok=True)
+        clear_partial(self.folder, f"*{_ENDING}")
         others = (path for path in self.folder.glob(f"*{_ENDING}") if path != new)
         keep_newest(others, KEPT - 1)  # a process that uses a deleted one keeps it open
 
