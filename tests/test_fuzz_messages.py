@@ -323,7 +323,9 @@ def test_a_site_answers_any_request_with_a_code_or_with_what_is_listed(
     caplog.set_level("CRITICAL", logger="fedda.site")
     bench, draw = Bench(domains, method), Random(method)
     honest, seen = requests(bench), Counter[str]()
-    offer = set("role name examples tested classes shape columns version keys".split())
+    offer = set(
+        ["role", "name", "examples", "tested", "classes", "shape", "columns", "version", "keys"]
+    )
     with peak(ROOM):
         for _ in range(count):
             request, listed = draw.choice(honest)
