@@ -39,7 +39,8 @@ class Member(fdann.Member):
         optimizer = self.optimizer()
         self.apart = Disentangling(self, self.labelled) if options.disentangles else None
         totals: StepNumbers = {}
-        with self.stream() if self.request.exchange else nullcontext() as stream:
+        summing = self.request.exchange or self.side == "target"  # which learns from nothing else
+        with self.stream() if summing else nullcontext() as stream:
             images = self.unsummed(count) if stream is None else self.whole_windows(count)
             if stream is not None:
                 self.join(stream)

@@ -114,11 +114,17 @@ class Target(Client):
         return focus[:-1] * kd3a.is_focused(self.options, kept)
 
     def weigh(self, numbers: Numbers, sources: Received) -> dict[str, float]:
-        """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used."""
+        """Lines 10 to 12: alpha by site, this one first, for the sources whose models are used.
+
+        Raises:
+            WireError: the request does not say on how many examples they were trained.
+        """
         own, options, past = self.site.name, self.options, Past()
         if not sources.sealed:
             used, past_alpha = {own, *sources.models}, leaving.by_site(self.request.numbers, "past")
-            examples = {n: N for n, N in sources.examples.items() if n in used}
+            examples = {n: sources.examples.get(n, 0) for n in used}
+            if unknown := sorted(n for n, N in examples.items() if N < 1):
+                raise WireError(f"The request does not say how many examples {unknown[0]} has.")
             before = {n: w for n, w in past_alpha.items() if n in used}
             return kd3a.site_weights(options, examples, own, numbers, before)
         # Not from the server: it could give one source all the weight, and read its model.
