@@ -392,12 +392,6 @@ class LazyConfig(Section):
 class ExchangeConfig(LazyConfig):
     """The settings of the exchange: those sent to sites, and those of its server."""
 
-    host: str = ""
-    """host name at which sites reach the exchange; empty: the SuperLink's"""
-    bind: str = ""
-    """address on which it listens; empty: the SuperLink's"""
-    port: int = Field(default=0, ge=0, le=65535)
-    """its port; 0: as given to fedda superlink, or any free port"""
     join: float = Field(default=60.0, gt=0)
     """seconds for all sites to connect"""
     wait: float = Field(default=120.0, gt=0)

@@ -26,11 +26,11 @@ from fedda.files import replacing
 from fedda.flower import ErrorCode
 from fedda.lane.invitation import KIND, TABLE, LaneInvitation, is_signed
 from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming
 from fedda.ops.spawn import LANES, WORK
 
 from .allocator import one_pool
-from .lane_host import LaneHost
 
 log = logging.getLogger("fedda.server")
 
@@ -89,8 +89,8 @@ class LaneGrid(Grid):
     def __init__(self, grid: Grid, folder: Path) -> None:
         """Listen in the gateway's folder."""
         self._grid, self._calling = grid, threading.Lock()
-        self._host = LaneHost(folder)
-        self._work, self._said = folder / f"{self._host.name}{WORK}", ""
+        self.host = LaneHost(folder)
+        self._work, self._said = folder / f"{self.host.name}{WORK}", ""
         self._changed = threading.Condition()
         self._sites: dict[int, Guest] = {}
         self._asked: dict[str, Asked] = {}  # by name, the oldest first
@@ -114,7 +114,7 @@ class LaneGrid(Grid):
         self._wake.set()
         with self._changed:
             self._changed.notify_all()
-        self._host.close()
+        self.host.close()
         self._work.unlink(missing_ok=True)
         self._clock.join(TICK_S * 4)
 
@@ -240,7 +240,7 @@ class LaneGrid(Grid):
             return
         for site in sites:
             site.invited, site.wanted = now, False
-            invited = self._host.invite(site.ticket, site.line, *_known(nodes[site.node]))
+            invited = self.host.invite(site.ticket, site.line, *_known(nodes[site.node]))
             content = RecordDict({TABLE: ConfigRecord(dict(invited.flat()))})
             messages.append(Message(content, site.node, KIND, ttl=INVITED_S, group_id="lane"))
         with self._calling:
@@ -392,14 +392,14 @@ class LaneGrid(Grid):
         return waits and (site.wanted or now > line.since + AGAIN_S)
 
 
-def _known(node: Any) -> tuple[Callable[[LaneInvitation, str], bool], str]:
-    """What a server knows of a node: whether a signature is its own, and what the log calls it."""
+def _known(node: Any) -> tuple[str, Callable[[LaneInvitation, str], bool]]:
+    """What a server knows of a node: what the log calls it, and whether a signature is its own."""
     public = bytes(node.public_key)
 
     def is_own(made: LaneInvitation, said: str) -> bool:
         return not public or is_signed(public, made.claim(node.node_id), said)
 
-    return is_own, node.name or f"node {node.node_id}"
+    return node.name or f"node {node.node_id}", is_own
 
 
 def _message(asked: Asked) -> Message:

@@ -1,6 +1,8 @@
 """Run over folders of this machine without a server: in this process, or on Ray."""
 
+import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +28,7 @@ from fedda.flower import Run, TaskIdentity
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.engines import check_engine
-from fedda.ops.spawn import LOOPBACK
+from fedda.ops.spawn import LANES
 from fedda.settings import RunConfig
 from fedda.wire import Role
 
@@ -153,7 +155,7 @@ def simulate(
     place = Path(config.run.dir).absolute() / config.run.name / SITES
     # One person has the data of all simulated sites, so a site needs no minimum and no secret of
     # its own.
-    mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True, "server": LOOPBACK}
+    mine = {"state-dir": str(place), "min-examples": 1, "reproducible": True}
     mine |= {"features-dir": str(place.parent.parent / FEATURES), "weights": config.model.weights}
     if engine == "ray":  # which serves each request of a site by any of its processes
         mine["forgetful"] = True
@@ -166,7 +168,13 @@ def simulate(
     if engine == "process":
         nodes = [{"partition-id": i} for i in range(len(sites))]
         return run.execute(config, LocalGrid(make_app(sites), nodes), journal)
-    return _on_ray(config, make_app(sites), len(sites), journal)
+    with tempfile.TemporaryDirectory(prefix="fedda-") as folder:  # where sites sum gradients
+        os.environ[LANES] = folder
+        sites = [site | {"server": f"unix:{folder}"} for site in sites]
+        try:
+            return _on_ray(config, make_app(sites), len(sites), journal)
+        finally:
+            del os.environ[LANES]
 
 
 def look(config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal) -> dict[str, Any]:

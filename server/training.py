@@ -239,7 +239,7 @@ class TrainingRounds:
             mail=self.mail,
             notice=self._notice,
             online=lambda grid: self.sites.there(),
-            exchange=host(self.grid, self.config.exchange, self._exchanged),
+            exchange=host(self.grid, self._exchanged),
             account=self._account,
             earlier=self.earlier,
             report=lambda what, facts: self.journal.write(what, **self._about, **facts),

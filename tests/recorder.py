@@ -16,11 +16,14 @@ from typing import Any
 
 from flwr.app import Message
 
-from fedda.exchange.connections import Connections
-from fedda.exchange.tls import TICKET
+from fedda.exchange import frames as exchanged
+from fedda.exchange.host import RemoteSession
+from fedda.exchange.sums import Sums
 from fedda.lane import parcels as lane
+from fedda.lane import posts
+from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming
-from server.lane_host import LaneHost
+from fedda.lane.tls import TICKET
 from server.superlink.filter import FleetOnly
 
 REQUESTS, FRAMES, LANES = "requests.jsonl", "frames.jsonl", "lanes.jsonl"
@@ -54,28 +57,36 @@ def record_requests(folder: Path) -> None:
 
 def record_frames(folder: Path) -> None:
     """Record the frames of the exchange and of lanes from now on."""
+    honest, take, send = LaneHost._serve, RemoteSession._take, RemoteSession._send
 
-    def recording(kind: Any, name: str, file_name: str) -> None:
-        honest = getattr(kind, name)
-        file = (folder / file_name).open("a", buffering=1)
+    def opened(name: str) -> Any:
+        file = (folder / name).open("a", buffering=1)
 
         def note(way: str, whose: str, data: bytes) -> bytes:
             file.write(json.dumps([way, whose, b64encode(data).decode()]) + "\n")
             return data
 
-        def noting(self: Any, first: Any, second: Any) -> Iterator[bytes]:
-            if kind is Connections:
-                whose, given = first, (first, (note("from", first, data) for data in second))
-            else:
-                whose = dict(second.invocation_metadata())[TICKET]
-                given = (note("from", whose, data) for data in first), second
-            for data in honest(self, *given):
-                yield note("to", whose, data)
+        return note
 
-        setattr(kind, name, noting)
+    frame, crossed = opened(FRAMES), opened(LANES)
 
-    recording(Connections, "serve", FRAMES)
-    recording(LaneHost, "_serve", LANES)
+    def serving(self: Any, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        whose = dict(context.invocation_metadata())[TICKET]
+        for data in honest(self, (crossed("from", whose, each) for each in incoming), context):
+            yield crossed("to", whose, data)
+
+    def taking(self: RemoteSession, site: str, data: bytes) -> None:
+        take(self, site, frame("from", site, data))
+
+    def sending(self: RemoteSession, sums: Sums) -> None:
+        assert sums.last is not None
+        for member in sums.group.members:
+            frame("to", member, exchanged.total(sums.group.name, sums.index - 1, sums.last))
+        send(self, sums)
+
+    LaneHost._serve = serving  # type: ignore[method-assign]
+    RemoteSession._take = taking  # type: ignore[method-assign]
+    RemoteSession._send = sending  # type: ignore[method-assign]
 
 
 def messages(folder: Path) -> Iterator[tuple[str, Message]]:
@@ -88,7 +99,7 @@ def messages(folder: Path) -> Iterator[tuple[str, Message]]:
         elif frame[0] == lane.PART:
             going[way, whose].take(memoryview(frame)[1:])
         else:
-            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END), frame[:1]
+            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END, posts.POST), frame[:1]
             continue
         incoming = going[way, whose]
         if incoming.got == incoming.size:

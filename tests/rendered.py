@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1] / "deploy" / "kubernetes"
 FOLDERS = ("base/server", "base/site", "overlays/hub", "overlays/clinic-a", "overlays/demo")
-PORTS = (8443, 8444)
+PORTS = (8443,)
 Object = dict[str, Any]
 
 

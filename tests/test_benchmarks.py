@@ -5,11 +5,8 @@ The short runs of all others are in test_benchmark_runs.py.
 
 import importlib
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,6 @@ from fedda import exchange, halves, models, plugins
 from fedda.errors import DataError, RunError
 from fedda.exchange import Group, LocalHost
 from fedda.exchange.in_process import LocalStream
-from fedda.ops.spawn import LOOPBACK
 from fedda.settings import RunConfig, presets
 from fedda.wire import Kind, pack
 from strategies.sites.roster import OFFER, Node
@@ -204,30 +200,6 @@ def test_a_loop_gives_the_weights_of_a_federation(
         assert (tensor - begun[name]).abs().max() > 1e-4 or name.endswith(("1.bias", "4.bias"))
 
 
-@pytest.mark.slow
-def test_the_relay_of_lazy_delays_every_byte_both_ways(load: Any) -> None:
-    lazy = load("lazy")
-
-    def round_trip(port: int) -> float:
-        with socket.create_connection((lazy.ANNOUNCED, port)) as site:
-            began = time.monotonic()
-            site.sendall(b"gradient")
-            assert site.recv(8, socket.MSG_WAITALL) == b"gradient"
-            return time.monotonic() - began
-
-    with socket.create_server((LOOPBACK, 0)) as server:
-
-        def echo() -> None:
-            end, _ = server.accept()
-            with end:
-                end.sendall(end.recv(8, socket.MSG_WAITALL))
-
-        threading.Thread(target=echo, daemon=True).start()
-        port = server.getsockname()[1]
-        with lazy.Delay(port, 0.1):
-            assert round_trip(port) >= 0.2
-
-
 def benchmark_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Import a benchmark as its script does; installed packages have a folder `examples`, too."""
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -327,8 +299,8 @@ def test_other_settings_of_lazy_are_measured_anew(
 ) -> None:
     adversarial, lazy, calls = load("adversarial"), load("lazy"), []
 
-    def measure(folder: Path, files: Any, settings: Any, delay: float, repeats: int) -> list[Any]:
-        calls.append((folder.name, settings["rounds"], delay, repeats))
+    def measure(folder: Path, files: Any, settings: Any, repeats: int) -> list[Any]:
+        calls.append((folder.name, settings["rounds"], repeats))
         folder.mkdir(parents=True)
         return [{"number": len(calls)}]
 
@@ -336,16 +308,16 @@ def test_other_settings_of_lazy_are_measured_anew(
     monkeypatch.setattr(lazy, "report", lambda found, settings, heading, command: command)
     monkeypatch.setattr(adversarial, "pens", lambda out, images: out)
     found = []
-    for more in ([], ["-c", "rounds=4"], ["--delay", "3", "--repeats", "1"], ["--delay", "10"]):
+    for more in ([], ["-c", "rounds=4"], ["--repeats", "1"], ["--repeats", "3"]):
         adversarial.main(["--table", "lazy", "--out", str(tmp_path), *more])
         *_, command, answer = capsys.readouterr().out.strip().splitlines()
-        assert command.endswith(" ".join(["--table lazy", *more]).removesuffix(" --delay 10"))
+        assert command.endswith(" ".join(["--table lazy", *more]).removesuffix(" --repeats 3"))
         found.append(json.loads(answer)["lazy"][0]["number"])
-    assert found == [1, 2, 3, 1]  # 10 is the default, so nothing is measured again
+    assert found == [1, 2, 3, 1]  # 3 is the default, so nothing is measured again
     assert calls == [
-        ("lazy", 5, 0.01, 3),
-        ("lazy-c-rounds-4", 4, 0.01, 3),
-        ("lazy-delay-3-repeats-1", 5, 0.003, 1),
+        ("lazy", 5, 3),
+        ("lazy-c-rounds-4", 4, 3),
+        ("lazy-repeats-1", 5, 1),
     ]
 
 

@@ -33,7 +33,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compose.gpu.yml")
 SITES = ("handwritten", "blended", "street", "fonts")
 SITE_FILES = ("ca.crt", "key", "peers", "policy.toml")
-PUBLIC_PORT, EXCHANGE_PORT = 8443, 8444
+PUBLIC_PORT = 8443
 ENV = {
     "HUB": "/srv/hub",
     "RUNS": "/srv/runs",
@@ -96,7 +96,6 @@ def test_commands_are_accepted(file: str, name: str) -> None:
         assert params["superlink"].endswith(f":{PUBLIC_PORT}")
     elif words[1] == "superlink":
         assert (params["host"], params["port"]) == ("0.0.0.0", PUBLIC_PORT)
-        assert params["exchange_port"] == EXCHANGE_PORT
         assert not params["insecure"]
 
 
@@ -160,25 +159,22 @@ def published(env: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def test_only_the_public_ports_are_published() -> None:
-    both = [f"{port}:{port}" for port in (PUBLIC_PORT, EXCHANGE_PORT)]
-    assert published(ENV) == {("compose.server.yml", "server"): both}
+def test_only_the_public_port_is_published() -> None:
+    assert published(ENV) == {("compose.server.yml", "server"): ["8443:8443"]}
 
 
-def test_other_ports_can_be_chosen_and_the_exchange_listens_where_invitations_say() -> None:
-    env = ENV | {"PORT": "443", "EXCHANGE_PORT": "444"}
-    assert published(env) == {("compose.server.yml", "server"): ["443:8443", "444:444"]}
-    assert parse(services("compose.server.yml", env)["server"]["command"])["exchange_port"] == 444
+def test_another_port_can_be_chosen() -> None:
+    env = ENV | {"PORT": "443"}
+    assert published(env) == {("compose.server.yml", "server"): ["443:8443"]}
     assert parse(services("compose.client.yml", env)["client"]["command"])["superlink"] == (
         "hub.example.org:443"
     )
 
 
-def test_the_readmes_ports_are_the_published_ones() -> None:
+def test_the_readmes_port_is_the_published_one() -> None:
     text = (DEPLOY / "README.md").read_text()
-    for port in (PUBLIC_PORT, EXCHANGE_PORT):
-        assert re.search(rf"^\| {port} \| server, published", text, re.MULTILINE)
-        assert f"server:{port}/tcp" in text
+    assert re.findall(r"^\| (\d+) \| server, published", text, re.MULTILINE) == [str(PUBLIC_PORT)]
+    assert f"server:{PUBLIC_PORT}/tcp" in text
 
 
 def test_demo_sites_reach_only_the_server() -> None:
@@ -277,13 +273,12 @@ def test_a_site_has_no_way_out_but_its_gate() -> None:
     }
     # The client dials the server by its name, which its certificate has, and meets the gate.
     assert made["client"]["links"] == ["gate:hub.example.org"]
-    ports = [str(PUBLIC_PORT), str(EXCHANGE_PORT)]
     forward = ["python", "/opt/fedda/gate.py"]
-    assert made["gate"]["command"] == [*forward, "hub.example.org", *ports]
+    assert made["gate"]["command"] == [*forward, "hub.example.org", str(PUBLIC_PORT)]
     assert made["gate"]["cap_drop"] == ["ALL"] and made["gate"]["read_only"] is True
-    env = ENV | {"ADDRESS": "192.0.2.7", "PORT": "443", "EXCHANGE_PORT": "444"}
+    env = ENV | {"ADDRESS": "192.0.2.7", "PORT": "443"}
     other = services("compose.client.yml", env)
-    assert other["gate"]["command"] == [*forward, "192.0.2.7", "443", "444"]
+    assert other["gate"]["command"] == [*forward, "192.0.2.7", "443"]
 
 
 def test_the_gate_passes_on_what_comes_and_its_end() -> None:
@@ -509,9 +504,9 @@ class Composed:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.reserved = [Reserved("") for _ in range(3)]  # its server listens at all addresses
-        self.port, self.admin, self.exchange = (str(each.port) for each in self.reserved)
-        self.env = ENV | {"HOST": "localhost", "PORT": self.port, "EXCHANGE_PORT": self.exchange}
+        self.reserved = [Reserved("") for _ in range(2)]  # its server listens at all addresses
+        self.port, self.admin = (str(each.port) for each in self.reserved)
+        self.env = ENV | {"HOST": "localhost", "PORT": self.port}
         self.processes: list[Process] = []
         for name in ("hub", "runs"):
             (root / name).mkdir()
@@ -561,7 +556,7 @@ class Composed:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) -> None:
-    """The server listens on every interface, so sites dial the exchange by the server's name."""
+    """Gradients go to the port that sites dial anyway."""
     with Composed(tmp_path) as made:
         hub = {"/hub": tmp_path / "hub", "/runs": tmp_path / "runs"}
         made.run(["fedda", "keys", "init", "--dir", "/hub", "--host", "localhost"], hub)
@@ -571,7 +566,6 @@ def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) ->
         ports = ["--port", made.port, "--admin-port", made.admin, "--reserved"]
         started = made.start("server", [*server, *ports], hub)
         started.wait_for("ready:", 90)
-        assert f"and :{made.exchange} to sum gradients" in started.text()
         for name, role, domain in (
             ("clinic-a", "source", "handwritten"),
             ("fonts", "target", "fonts"),

@@ -1,4 +1,4 @@
-"""What a site's machine dials, as the kernel sees it: the server, its exchange, and nothing else.
+"""What a site's machine dials, as the kernel sees it: the server and nothing else.
 
 `tests/test_end_to_end.py` watches what Python dials. Libraries in C dial without Python's
 knowledge, so here strace follows two sites, a source and the target, and all that they start.
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedda.ops.spawn import LOOPBACK, Process, Reserved
+from fedda.ops.spawn import LOOPBACK
 from tests.federation import LOW, Federation
 from tests.local_grid import SMALL_SUMS
 from tests.processes import leaving_nothing
@@ -60,20 +60,14 @@ def dialled(trace: Path) -> set[tuple[str, int]]:
 
 
 class Traced(Federation):
-    """A federation in which strace follows some sites; the exchange has a port of its own."""
+    """A federation in which strace follows some sites."""
 
-    def __init__(self, directory: Path, exchange_port: int) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory, client_options=LOW)
-        self.exchange_port = exchange_port
 
     def trace(self, name: str) -> Path:
         """The file to which strace writes what a site dials."""
         return self.directory / f"{name}.trace"
-
-    def _start(self, name: str, arguments: Sequence[Any]) -> Process:
-        if name == "superlink":
-            arguments = [*arguments, "--exchange-port", self.exchange_port]
-        return super()._start(name, arguments)
 
     def _program(self, name: str) -> Sequence[Any]:
         own = super()._program(name)
@@ -83,15 +77,15 @@ class Traced(Federation):
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("egress")
-    with Reserved() as held, leaving_nothing(Traced(folder / "hub", held.port)) as made:
+    with leaving_nothing(Traced(folder / "hub")) as made:
         yield made
 
 
-def test_a_site_dials_the_server_and_its_exchange_only(hub: Traced) -> None:
+def test_a_site_dials_the_server_only(hub: Traced) -> None:
     results = hub.begin("sums", SUMS).finish()
     assert results["events"] == []
     for name in TRACED:
-        assert dialled(hub.trace(name)) == {(LOOPBACK, hub.port), (LOOPBACK, hub.exchange_port)}
+        assert dialled(hub.trace(name)) == {(LOOPBACK, hub.port)}
 
 
 def test_the_trace_shows_other_machines_and_look_ups_of_names(tmp_path: Path) -> None:

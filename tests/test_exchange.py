@@ -32,7 +32,7 @@ def vector(*values: float) -> np.ndarray:
 
 
 def invitation(**changed: Any) -> Invitation:
-    fields = {"host": "", "port": 0, "certificate": "", "ticket": "0" * 64, "node": "a"}
+    fields = {"name": "", "certificate": "", "ticket": "0" * 64, "node": "a"}
     return Invitation(**{**fields, "groups": (PAIR,), "wait": 5.0, **changed})
 
 
@@ -42,26 +42,24 @@ def test_an_invitation_is_the_same_after_the_wire() -> None:
     assert Invitation.parse(sent.flat()) == sent
 
 
+NAME = "lane-" + "0" * 32
 PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
 def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
-    sent = invitation(host="hub", port=7, certificate=PEM)
+    sent = invitation(name=NAME, certificate=PEM)
     assert Invitation.parse(sent.flat()) == sent
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        {"port": -1},
-        {"port": 65536},
-        {"port": True},
-        {"port": 7},  # a port without a certificate
-        {"certificate": PEM},  # a certificate without a port
-        {"port": 7, "certificate": "-----BEGIN CERTIFICATE-----"},
-        {"port": 7, "certificate": PEM.encode()},
-        {"host": "h" * 256},
-        {"host": 7},
+        {"name": NAME},  # lanes without a certificate
+        {"certificate": PEM},  # a certificate without lanes
+        {"name": NAME, "certificate": "-----BEGIN CERTIFICATE-----"},
+        {"name": NAME, "certificate": PEM.encode()},
+        {"name": "../" + NAME, "certificate": PEM},
+        {"name": 7, "certificate": PEM},
         {"ticket": "0" * 63},
         {"ticket": "g" * 64},
         {"ticket": b"0" * 64},
@@ -71,6 +69,9 @@ def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
         {"wait": float("nan")},
         {"wait": float("inf")},
         {"wait": "5"},
+        {"rejoin": -1.0},
+        {"rejoin": float("inf")},
+        {"rejoin": None},
         {"groups": "["},
         {"groups": "[" * 100_000},
         {"groups": "[]"},

@@ -135,13 +135,6 @@ def test_a_simulation_needs_a_slot_for_each_site_that_sums(
     )
 
 
-def test_the_exchange_needs_its_own_port(tmp_path: Path) -> None:
-    words = ["superlink", "--insecure", "--dir", str(tmp_path), "--exchange-port", "8443"]
-    said = CliRunner().invoke(cli.app, words)
-    assert said.exit_code == 1
-    assert "--exchange-port 8443 is the port of something else" in said.stderr
-
-
 # ---- afterwards --------------------------------------------------------------------------------
 
 
@@ -261,9 +254,9 @@ def test_flowers_own_node_gets_the_sites_limit_and_the_server(
     for more, least in (([], 256), (["--min-examples", "300"], 300)):
         assert CliRunner().invoke(client_app, [*words, *more]).exit_code == 7
         settings = tomllib.loads((tmp_path / "node.toml").read_text())
-        assert (settings["server"], settings["min-examples"]) == ("::1", least)
+        assert (settings["server"], settings["min-examples"]) == ("[::1]:8443", least)
         site = Site(settings)
-        assert (site.server, site.min_examples) == ("::1", least)
+        assert (site.server, site.min_examples) == ("[::1]:8443", least)
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -1,22 +1,18 @@
-"""The exchange over gRPC: sums, broken connections, time limits, and what is refused."""
+"""The exchange over lanes: sums, broken connections, time limits, and what is refused."""
 
 import contextlib
-import json
 import logging
 import os
-import queue
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from grpc_tools import protoc
@@ -25,22 +21,15 @@ from hypothesis import strategies as st
 
 from fedda import exchange
 from fedda.errors import ExchangeError
-from fedda.exchange import (
-    Group,
-    Host,
-    Invitation,
-    LocalHost,
-    Session,
-    connections,
-    frames,
-    tls,
-)
-from fedda.exchange.exchange_pb2 import Down, Gradient, Hello, Position, Sum, Up, Welcome
+from fedda.exchange import Group, Host, Invitation, LocalHost, frames
+from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
+from fedda.exchange.host import RemoteSession
 from fedda.exchange.tally import Tally
-from fedda.ops.spawn import quiet_port
+from fedda.lane.caller import Caller
+from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_host import LaneHost
 
 from .patience import PATIENCE
-from .relay import Relay
 
 ROOT = Path(__file__).parents[1]
 SYNCS, SIZE = 12, 40
@@ -64,6 +53,12 @@ def no_thread_or_socket_is_left() -> Iterator[None]:
     until(lambda: sockets() <= open_before)
 
 
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where lanes listen; a socket file's path may not be long."""
+    return tmp_path_factory.mktemp("lanes")
+
+
 def gradient(site: str, index: int) -> np.ndarray:
     return np.random.default_rng([ord(site), index]).normal(size=SIZE).astype(np.float32)
 
@@ -81,20 +76,43 @@ class Notices:
         return [what for what, of, _ in self.all if of == site]
 
 
+class Opened:
+    """A session, and a way to it."""
+
+    def __init__(self, folder: Path, session: RemoteSession) -> None:
+        self.session, self.at = session, f"unix:{folder}"
+        self.invitations = session.invitations
+
+    def connect(self, site: str, **changed: Any) -> exchange.Stream:
+        return exchange.connect(replace(self.invitations[site], **changed), self.at)
+
+    def cut(self, site: str) -> None:
+        """Break the connection of a site."""
+        self.session._lines[site].cut()
+
+    def train(self, site: str, before: Callable[[int], None] = lambda _: None) -> list[bytes]:
+        """Do all syncs of a site."""
+        return train(self.invitations[site], before, self.at)
+
+
 @contextmanager
 def opened(
+    folder: Path,
     groups: Sequence[Group] = (PAIR,),
     notices: Notices | None = None,
     **limits: Any,
-) -> Iterator[Session]:
-    with Host(notice=notices or Notices()).open(groups, **{**LIMITS, **limits}) as session:
-        yield session
+) -> Iterator[Opened]:
+    host = Host(folder, notices or Notices())
+    with host.open(groups, **{**LIMITS, **limits}) as session:
+        yield Opened(folder, session)
 
 
-def train(invitation: Invitation, before: Callable[[int], None] = lambda _: None) -> list[bytes]:
+def train(
+    invitation: Invitation, before: Callable[[int], None] = lambda _: None, at: str = ""
+) -> list[bytes]:
     """Do all syncs of a site; each sends to all groups at once -> the sums as bytes."""
     found = []
-    with exchange.connect(invitation) as stream:
+    with exchange.connect(invitation, at) as stream:
         for index in range(SYNCS):
             for number, group in enumerate(invitation.groups):
                 before(2 * index)
@@ -114,126 +132,8 @@ def local_sums(groups: Sequence[Group]) -> dict[str, list[bytes]]:
     """Run the same session without a network -> the sums of each site."""
     with LocalHost().open(groups, join=PATIENCE, wait=PATIENCE) as session:
         sites = list(session.invitations)
-        works = [lambda s=s: train(session.invitations[s]) for s in sites]
+        works = [partial(train, session.invitations[s]) for s in sites]
         return {s: f.result() for s, f in zip(sites, together(*works), strict=True)}
-
-
-def test_sums_do_not_wait_for_the_hash_of_their_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server hashes beside the exchange, and its tallies are complete when they are read."""
-    hashing, hashed = threading.Event(), Tally.add
-
-    def add(tally: Tally, frame: bytes) -> None:
-        if threading.current_thread() in readers:
-            assert hashing.wait(PATIENCE)
-        hashed(tally, frame)
-
-    readers: list[threading.Thread] = []
-    read = connections.Connections._read
-
-    def noted(self: Any, *args: Any) -> None:
-        readers.append(threading.current_thread())
-        read(self, *args)
-
-    monkeypatch.setattr("fedda.exchange.remote.LEAVE_S", 0.1)  # nobody notes that they leave
-    monkeypatch.setattr(Tally, "add", add)
-    monkeypatch.setattr(connections.Connections, "_read", noted)
-    one = replace(PAIR, syncs=1)
-
-    def swap(invitation: Invitation) -> Any:
-        with exchange.connect(invitation) as stream:
-            total = stream.swap("pair", gradient(invitation.node, 0), 256)
-            return total, stream.tallies["pair"].about()
-
-    with opened([one]) as session, ThreadPoolExecutor(1) as pool:
-        works = [lambda s=s: swap(session.invitations[s]) for s in one.members]
-        ours = [future.result() for future in together(*works)]  # the hashes have not begun
-        read_later = pool.submit(session.tallies)
-        with pytest.raises(TimeoutError):
-            read_later.result(0.2)
-        hashing.set()
-        theirs = read_later.result(PATIENCE)
-        assert len(readers) == 2
-    for site, (total, about) in zip(one.members, ours, strict=True):
-        np.testing.assert_array_equal(total, gradient("a", 0) + gradient("b", 0))
-        assert about["frames"] == 1 and theirs[site, "pair"].about() == about
-
-
-def test_sums_equal_those_without_a_network(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="fedda.exchange")
-    notices = Notices()
-    with opened(TRIO, notices) as session:
-        asked = {s: Invitation.parse(i.flat()) for s, i in session.invitations.items()}
-        found = together(*(lambda i=i: train(i) for i in asked.values()))
-        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == local_sums(TRIO)
-        assert not session.ended
-        with LocalHost().open(TRIO, join=PATIENCE, wait=PATIENCE) as local:
-            together(*(lambda i=i: train(i) for i in local.invitations.values()))
-            for site, counts in session.traffic().items():
-                for ours, theirs in zip(counts, local.traffic()[site], strict=True):
-                    assert theirs <= ours <= theirs + 100  # messages to greet and to leave
-        assert session.fewest() == {"a": 256, "b": 256, "c": 256}
-    assert {what for what, *_ in notices.all} == {"joined", "left"}
-    assert all(i.ticket not in caplog.text for i in asked.values())
-    assert "a joined the exchange." in caplog.text
-
-
-@pytest.mark.parametrize(
-    "cuts",
-    [
-        (1,),
-        *(
-            pytest.param(cuts, marks=pytest.mark.slow)
-            for cuts in ((0,), (6, 7, 8, 9), (2 * SYNCS - 3,))
-        ),
-    ],
-)
-def test_a_broken_connection_changes_no_bit(cuts: tuple[int, ...]) -> None:
-    notices = Notices()
-    with opened(TRIO, notices) as session, Relay(session.invitations["a"].port) as relay:
-        asked = dict(session.invitations)
-        asked["a"] = replace(asked["a"], port=relay.port)
-
-        def cut(moment: int) -> None:
-            if moment in cuts:
-                relay.cut()
-
-        def leave_alone(_: int) -> None:
-            pass
-
-        cutter = {"a": cut}
-        works = [lambda i=i: train(i, cutter.get(i.node, leave_alone)) for i in asked.values()]
-        found = together(*works)
-        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == local_sums(TRIO)
-        assert relay.connections > 1
-    assert notices.kinds("a").count("resumed") == notices.kinds("a").count("cut") >= 1
-    assert notices.kinds("b") == ["joined", "left"]
-
-
-def test_a_connection_may_break_while_the_site_computes() -> None:
-    notices = Notices()
-    with opened(notices=notices) as session, Relay(session.invitations["a"].port) as relay:
-        a = exchange.connect(replace(session.invitations["a"], port=relay.port))
-        with exchange.connect(session.invitations["b"]) as b, a:
-            b.send("pair", gradient("b", 0), 256)
-            relay.cut()
-            until(lambda: "resumed" in notices.kinds("a"))  # although a sends nothing
-            total = a.swap("pair", gradient("a", 0), 256)
-            assert b.receive("pair").tobytes() == total.tobytes()
-
-
-def test_a_site_reconnects_before_the_server_noticed_the_break() -> None:
-    notices = Notices()
-    with opened(notices=notices) as session, Relay(session.invitations["a"].port) as relay:
-        a = exchange.connect(replace(session.invitations["a"], port=relay.port))
-        with exchange.connect(session.invitations["b"]) as b, a:
-            b.send("pair", gradient("b", 0), 256)
-            until(lambda: session._meeting.is_connected("a"))
-            relay.forget()
-            until(lambda: "refused" in notices.kinds("a"))
-            relay.remember()
-            total = a.swap("pair", gradient("a", 0), 256)
-            assert b.receive("pair").tobytes() == total.tobytes()
-    assert notices.kinds("a")[-2:] == ["resumed", "left"]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -244,68 +144,98 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-DIES = """
-import json, sys, time
-import numpy as np
-from fedda import exchange
-invitation = exchange.Invitation.parse(json.loads(sys.argv[1]))
-stream = exchange.connect(invitation)
-for index in range(3):
-    mine = np.random.default_rng([ord("a"), index]).normal(size=40).astype(np.float32)
-    stream.send("pair", mine, 256)
-    if index < 2:
-        stream.receive("pair")
-time.sleep(3600)
-"""
+def test_sums_do_not_wait_for_the_hash_of_their_frames(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server hashes beside the exchange, and its tallies are complete when they are read."""
+    hashing, hashed = threading.Event(), Tally.add
+
+    def add(tally: Tally, frame: bytes) -> None:
+        if threading.current_thread() in readers:
+            assert hashing.wait(PATIENCE)
+        hashed(tally, frame)
+
+    readers: list[threading.Thread] = []
+    take = RemoteSession._take
+
+    def noted(self: Any, *args: Any) -> None:
+        readers.append(threading.current_thread())
+        take(self, *args)
+
+    monkeypatch.setattr("fedda.exchange.remote.LEAVE_S", 0.1)  # nobody notes that they leave
+    monkeypatch.setattr(Tally, "add", add)
+    monkeypatch.setattr(RemoteSession, "_take", noted)
+    one = replace(PAIR, syncs=1)
+
+    def swap(there: Opened, site: str) -> Any:
+        with there.connect(site) as stream:
+            total = stream.swap("pair", gradient(site, 0), 256)
+            return total, stream.tallies["pair"].about()
+
+    with opened(folder, [one]) as there, ThreadPoolExecutor(1) as pool:
+        works = [partial(swap, there, site) for site in one.members]
+        ours = [future.result() for future in together(*works)]  # the hashes have not begun
+        read_later = pool.submit(there.session.tallies)
+        with pytest.raises(TimeoutError):
+            read_later.result(0.2)
+        hashing.set()
+        theirs = read_later.result(PATIENCE)
+    for site, (total, about) in zip(one.members, ours, strict=True):
+        np.testing.assert_array_equal(total, gradient("a", 0) + gradient("b", 0))
+        assert about["frames"] == 1 and theirs[site, "pair"].about() == about
 
 
-@pytest.mark.slow
-def test_a_site_whose_program_died_continues_with_its_ticket() -> None:
+def test_sums_equal_those_without_a_network(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="fedda.exchange")
     notices = Notices()
-    with opened(notices=notices) as session:
-        asked = session.invitations
-
-        def dies_and_goes_on() -> list[bytes]:
-            command = [sys.executable, "-c", DIES, json.dumps(asked["a"].flat())]
-            with subprocess.Popen(command, cwd=ROOT) as process:
-                until(lambda: session._meeting.sums["pair"].taken("a") == 3)
-                process.kill()
-            until(lambda: "cut" in notices.kinds("a"))
-            with exchange.connect(asked["a"]) as stream:
-                assert stream.sent("pair") == 3
-                with pytest.raises(ExchangeError, match="still owes the sum of sync 3"):
-                    stream.send("pair", gradient("a", 3), 256)
-                found = [stream.receive("pair").tobytes()]
-                for index in range(3, SYNCS):
-                    found.append(stream.swap("pair", gradient("a", index), 256).tobytes())
-                return found
-
-        a, b = together(dies_and_goes_on, lambda: train(asked["b"]))
-        assert a.result() == b.result()[2:] == local_sums([PAIR])["a"][2:]
+    with opened(folder, TRIO, notices) as there:
+        session = there.session
+        asked = {s: Invitation.parse(i.flat()) for s, i in session.invitations.items()}
+        found = together(*(partial(train, i, at=there.at) for i in asked.values()))
+        assert {s: f.result() for s, f in zip(asked, found, strict=True)} == local_sums(TRIO)
+        assert not session.ended
+        with LocalHost().open(TRIO, join=PATIENCE, wait=PATIENCE) as local:
+            together(*(partial(train, i) for i in local.invitations.values()))
+            for site, (to, back) in session.traffic().items():
+                assert local.traffic()[site] == (to, back - len(frames.LEAVE))
+        assert session.fewest() == {"a": 256, "b": 256, "c": 256}
+    assert {what for what, *_ in notices.all} == {"joined", "left"}
+    assert all(i.ticket not in caplog.text for i in asked.values())
+    assert "a joined the exchange." in caplog.text
 
 
-def test_a_sum_completed_during_a_reconnection_follows_the_welcome() -> None:
+@pytest.mark.parametrize("cuts", [(1,), (0,), (6, 7, 8, 9), (2 * SYNCS - 3,)])
+def test_a_broken_connection_changes_no_bit(folder: Path, cuts: tuple[int, ...]) -> None:
+    with opened(folder, TRIO) as there:
+
+        def cut(moment: int) -> None:
+            if moment in cuts:
+                there.cut("a")
+
+        works = [partial(there.train, "a", cut), *(partial(there.train, s) for s in "bc")]
+        found = together(*works)
+        assert [f.result() for f in found] == [local_sums(TRIO)[s] for s in "abc"]
+        assert there.session._lines["a"]._last > 1 == there.session._lines["b"]._last
+
+
+def test_a_sum_that_was_made_while_a_connection_was_broken_comes_later(folder: Path) -> None:
     notices = Notices()
-    with opened(notices=notices) as session:
-        first = Raw(session.invitations["a"]).send(HELLO, frames.gradient("pair", 0, 256, FINE))
-        until(lambda: session._meeting.sums["pair"].taken("a") == 1)
-        first.close()
-        until(lambda: "cut" in notices.kinds("a"))
-        again = Raw(session.invitations["a"])
-        until(lambda: "resumed" in notices.kinds("a"))
-        with exchange.connect(session.invitations["b"]) as b:
-            b.swap("pair", FINE, 256)
-        back = Up(hello=Hello(received=[Position(group="pair", count=0)]))
-        again.send(back.SerializeToString(), frames.gradient("pair", 1, 256, FINE))
-        assert again.kinds() == ["welcome", "sum", "ended"]  # the session ends because b has left
+    with opened(folder, notices=notices) as there, there.connect("b") as b, there.connect("a") as a:
+        a.send("pair", gradient("a", 0), 256)
+        until(lambda: there.session._meeting.sums["pair"].taken("a") == 1)
+        there.cut("a")
+        total = b.swap("pair", gradient("b", 0), 256)
+        assert a.receive("pair").tobytes() == total.tobytes()
+        b.close()
+        a.close()
+    assert notices.kinds("b") == ["joined", "left"]
 
 
-def test_the_server_may_close_right_after_the_last_sync() -> None:
+def test_the_server_may_close_right_after_the_last_sync(folder: Path) -> None:
     notices = Notices()
-    host = Host(notice=notices)
-    session = host.open([Group("pair", SIZE, 1, ("a", "b"))], **LIMITS)
-    a, b = (exchange.connect(session.invitations[site]) for site in "ab")
-    with a, b:
+    session = Host(folder, notices).open([Group("pair", SIZE, 1, ("a", "b"))], **LIMITS)
+    there = Opened(folder, session)
+    with there.connect("a") as a, there.connect("b") as b:
         b.send("pair", gradient("b", 0), 256)
         total = a.swap("pair", gradient("a", 0), 256)
         session.close()
@@ -315,74 +245,51 @@ def test_the_server_may_close_right_after_the_last_sync() -> None:
     assert [what for what, *_ in notices.all] == ["joined", "joined"]
 
 
-def test_with_rejoin_0_a_broken_connection_ends_the_session_for_all() -> None:
-    with opened(rejoin=0) as session, Relay(session.invitations["a"].port) as relay:
-        a = exchange.connect(replace(session.invitations["a"], port=relay.port))
-        with exchange.connect(session.invitations["b"]) as b, a:
-            b.send("pair", gradient("b", 0), 256)
-            relay.cut()
-            with pytest.raises(ExchangeError, match="connection of a to the exchange broke"):
-                b.receive("pair")
-            with pytest.raises(ExchangeError, match="broke"):
-                a.swap("pair", gradient("a", 0), 256)
+def test_with_rejoin_0_a_broken_connection_ends_the_session_for_all(folder: Path) -> None:
+    with opened(folder, rejoin=0) as there, there.connect("b") as b, there.connect("a") as a:
+        b.send("pair", gradient("b", 0), 256)
+        until(lambda: there.session._meeting.is_connected("a"))
+        there.cut("a")
+        with pytest.raises(ExchangeError, match="connection of a to the exchange broke"):
+            b.receive("pair")
+        with pytest.raises(ExchangeError, match="broke"):
+            a.swap("pair", gradient("a", 0), 256)
 
 
-@pytest.mark.slow
-def test_a_site_that_does_not_reconnect_is_named_and_gets_the_reason() -> None:
-    with opened(rejoin=0.5) as session, Relay(session.invitations["a"].port) as relay:
-        a = exchange.connect(replace(session.invitations["a"], port=relay.port))
-        with exchange.connect(session.invitations["b"]) as b, a:
-            b.send("pair", gradient("b", 0), 256)
-            relay.close()
-            with pytest.raises(ExchangeError, match=r"a .* not made again within 0\.5 s"):
-                b.receive("pair")
-            with pytest.raises(ExchangeError, match=r"not be made again within 0\.5 s"):
-                a.swap("pair", gradient("a", 0), 256)
+def test_a_site_that_does_not_reconnect_is_named_and_gets_the_reason(folder: Path) -> None:
+    with opened(folder, rejoin=0.5) as there, there.connect("b") as b, there.connect("a") as a:
+        b.send("pair", gradient("b", 0), 256)
+        until(lambda: there.session._meeting.is_connected("a"))
+        a._caller._closing.set()  # type: ignore[attr-defined]
+        there.cut("a")
+        with pytest.raises(ExchangeError, match=r"a .* not made again within 0\.5 s"):
+            b.receive("pair")
+        with pytest.raises(ExchangeError, match=r"not be made again within 0\.5 s"):
+            a.swap("pair", gradient("a", 0), 256)
 
 
-@pytest.mark.slow
-def test_a_silent_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "PING_MS", 200)
-    monkeypatch.setattr(tls, "PONG_MS", 1000)
-    notices = Notices()
-    with (
-        opened(notices=notices, rejoin=0.3) as session,
-        Relay(session.invitations["a"].port) as relay,
-    ):
-        a = exchange.connect(replace(session.invitations["a"], port=relay.port))
-        with exchange.connect(session.invitations["b"]) as b, a:
-            b.send("pair", gradient("b", 0), 256)
-            relay.fall_silent()
-            with pytest.raises(ExchangeError, match="connection of a"):
-                b.receive("pair")
-    assert "cut" in notices.kinds("a")
-
-
-@pytest.mark.slow
-def test_sites_that_do_not_join_or_send_are_named() -> None:
+def test_sites_that_do_not_join_or_send_are_named(folder: Path) -> None:
     late = rf"missing after {PATIENCE:g} s \(exchange\.join\): b\."
-    with opened() as session, exchange.connect(session.invitations["a"]) as a:
-        session._meeting._join_by = 0.0  # the time is over, however long it took a to join
+    with opened(folder) as there, there.connect("a") as a:
+        there.session._meeting._join_by = 0.0  # the time is over, however long it took a to join
         with pytest.raises(ExchangeError, match=late):
             a.swap("pair", gradient("a", 0), 256)
-        with pytest.raises(ExchangeError, match="missing after"):
-            exchange.connect(session.invitations["b"])
-    with opened(wait=0.3) as session:
-        a, b = (exchange.connect(session.invitations[site]) for site in "ab")
-        with a, b:
-            with pytest.raises(ExchangeError, match=r"waited 0\.3 s \(exchange\.wait\) for b"):
-                a.swap("pair", gradient("a", 0), 256)
-            with pytest.raises(ExchangeError, match="for b"):
-                b.swap("pair", gradient("b", 0), 256)
+        with there.connect("b") as b, pytest.raises(ExchangeError, match="missing after"):
+            b.swap("pair", gradient("b", 0), 256)
+    with opened(folder, wait=0.3) as there, there.connect("a") as a, there.connect("b") as b:
+        with pytest.raises(ExchangeError, match=r"waited 0\.3 s \(exchange\.wait\) for b"):
+            a.swap("pair", gradient("a", 0), 256)
+        with pytest.raises(ExchangeError, match="for b"):
+            b.swap("pair", gradient("b", 0), 256)
 
 
-def test_a_site_that_leaves_early_is_named_and_closing_wakes_waiting_sites() -> None:
-    with opened() as session, exchange.connect(session.invitations["a"]) as a:
-        exchange.connect(session.invitations["b"]).close()
+def test_a_site_that_leaves_early_is_named_and_closing_wakes_waiting_sites(folder: Path) -> None:
+    with opened(folder) as there, there.connect("a") as a:
+        there.connect("b").close()
         with pytest.raises(ExchangeError, match="b left the exchange after 0 of 12 syncs"):
             a.swap("pair", gradient("a", 0), 256)
-    session = Host().open([PAIR], **LIMITS)
-    with exchange.connect(session.invitations["a"]) as a:
+    session = Host(folder).open([PAIR], **LIMITS)
+    with Opened(folder, session).connect("a") as a:
         a.send("pair", gradient("a", 0), 256)
         threading.Timer(0.1, session.close).start()
         with pytest.raises(ExchangeError, match="server closed the exchange before its last sync"):
@@ -398,40 +305,24 @@ def test_a_site_that_leaves_early_is_named_and_closing_wakes_waiting_sites() -> 
 class Raw:
     """A participant that can send any bytes."""
 
-    def __init__(self, invitation: Invitation, **changed: Any) -> None:
-        asked = replace(invitation, **changed)
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        credentials = grpc.ssl_channel_credentials(asked.certificate.encode())
-        options = [("grpc.ssl_target_name_override", tls.NAME)]
-        self._channel = grpc.secure_channel(f"127.0.0.1:{asked.port}", credentials, options)
-        self._call = self._channel.stream_stream(tls.PATH)(
-            iter(self._out.get, None), metadata=((tls.TICKET, asked.ticket),)
-        )
+    def __init__(self, there: Opened, site: str = "a", **changed: Any) -> None:
+        asked = replace(there.invitations[site], **changed)
+        self.notes: list[bytes] = []
+        self._gone: Future[str] = Future()
+        self._line = LaneEnd(noted=lambda note: self.notes.append(bytes(note)), most=2**20)
+        gone = lambda why: self._gone.set_result(str(why))  # noqa: E731
+        self._caller = Caller(self._line, asked.lane, there.at, gone, 0.0)
 
     def send(self, *sent: bytes) -> "Raw":
         for data in sent:
-            self._out.put(data)
+            self._line.post(data)
         return self
 
     def ended(self) -> str:
-        """Return the reason in the last message of the exchange."""
-        return self._heads()[-1].ended.reason
-
-    def kinds(self) -> list[str | None]:
-        """Return the kinds of all messages from the exchange."""
-        return [head.WhichOneof("kind") for head in self._heads()]
-
-    def _heads(self) -> list[Down]:
-        heads = [frames.down(data)[0] for data in self._call]
-        self.close()
-        return heads
-
-    def close(self) -> None:
-        self._out.put(None)
-        self._channel.close()
+        """Return why the exchange ended the connection."""
+        return self._gone.result(PATIENCE)
 
 
-HELLO = Up(hello=Hello()).SerializeToString()
 SECRET = 123.456
 FINE = np.full(SIZE, SECRET, np.float32)
 
@@ -447,172 +338,109 @@ def bad(value: float) -> np.ndarray:
 
 
 CASES: dict[str, tuple[list[bytes], str]] = {
-    "again": ([HELLO, sent(), sent()], "a sent group 'pair' its gradient for sync 1 again"),
-    "too early": ([HELLO, sent(), sent(index=1)], "for sync 2, but sync 1 is due"),
-    "out of order": ([HELLO, sent(index=7)], "for sync 8, but sync 1 is due"),
-    "beyond the last": ([HELLO, sent(index=SYNCS)], "for sync 13, but sync 1 is due"),
-    "smaller": ([HELLO, sent(values=FINE[1:])], "39 values, but its gradient has 40"),
-    "larger": ([HELLO, sent(values=np.resize(FINE, 99))], "99 values, but its gradient has 40"),
-    "empty": ([HELLO, sent(values=FINE[:0])], "0 values"),
-    "nan": ([HELLO, sent(values=bad(np.nan))], "not finite at sync 1"),
-    "inf": ([HELLO, sent(values=bad(-np.inf))], "not finite at sync 1"),
-    "no examples": ([HELLO, sent(examples=0)], "over no examples"),
-    "unknown group": ([HELLO, sent(group="no\nsuch")], "a group that does not exist"),
-    "not a member": ([HELLO, sent(group="others")], "of which it is not a member"),
-    "no greeting": ([sent()], "kind 'gradient', which is not due"),
-    "two greetings": ([HELLO, HELLO], "kind 'hello', which is not due"),
-    "nothing": ([HELLO, b""], "kind 'None', which is not due"),
-    "no frame": ([HELLO, b"\xff" * 20], "cannot be read"),
+    "again": ([sent(), sent()], "a sent group 'pair' its gradient for sync 1 again"),
+    "too early": ([sent(), sent(index=1)], "for sync 2, but sync 1 is due"),
+    "out of order": ([sent(index=7)], "for sync 8, but sync 1 is due"),
+    "beyond the last": ([sent(index=SYNCS)], "for sync 13, but sync 1 is due"),
+    "smaller": ([sent(values=FINE[1:])], "39 values, but its gradient has 40"),
+    "larger": ([sent(values=np.resize(FINE, 99))], "99 values, but its gradient has 40"),
+    "empty": ([sent(values=FINE[:0])], "0 values"),
+    "nan": ([sent(values=bad(np.nan))], "not finite at sync 1"),
+    "inf": ([sent(values=bad(-np.inf))], "not finite at sync 1"),
+    "no examples": ([sent(examples=0)], "over no examples"),
+    "unknown group": ([sent(group="no\nsuch")], "a group that does not exist"),
+    "not a member": ([sent(group="others")], "of which it is not a member"),
+    "nothing": ([Up(values=b"1234").SerializeToString()], "kind 'None', which is not due"),
+    "no frame": ([b"\xff" * 20], "cannot be read"),
     "odd bytes": (
-        [HELLO, Up(gradient=Gradient(group="pair"), values=b"123").SerializeToString()],
+        [Up(gradient=Gradient(group="pair"), values=b"123").SerializeToString()],
         "cannot be read",
-    ),
-    "claims sums": (
-        [Up(hello=Hello(received=[Position(group="pair", count=5)])).SerializeToString()],
-        "a came back to group 'pair' with 5 sums, but 0 of its gradients have come in",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_unexpected_message_ends_the_session_with_a_clear_error_for_all(
-    case: str, caplog: pytest.LogCaptureFixture
+    folder: Path, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     given, said = CASES[case]
     caplog.set_level(logging.DEBUG)
     notices = Notices()
     others = Group("others", SIZE, 1, ("b",))
-    with (
-        opened([PAIR, others], notices) as session,
-        exchange.connect(session.invitations["b"]) as b,
-    ):
-        raw = Raw(session.invitations["a"]).send(*given)
-        assert said in raw.ended()
+    with opened(folder, [PAIR, others], notices) as there, there.connect("b") as b:
+        assert said in Raw(there).send(*given).ended()
         with pytest.raises(ExchangeError) as caught:
             b.swap("pair", gradient("b", 0), 256)
         assert said in str(caught.value) and "\n" not in str(caught.value)
-        late = Raw(session.invitations["a"]).send(HELLO, sent())
-        assert said in late.ended()  # a later connection gets the same reason
+        assert said in Raw(there).send(sent()).ended()  # a later one gets the same reason
     refused = [(site, text) for what, site, text in notices.all if what == "refused"]
     assert refused[0][0] == "a" and said in refused[0][1]
     assert said in caplog.text
-    for secret in (str(SECRET), FINE.tobytes()[:8].hex(), session.invitations["a"].ticket):
+    for secret in (str(SECRET), FINE.tobytes()[:8].hex(), there.invitations["a"].ticket):
         assert secret not in caplog.text
 
 
-@pytest.mark.slow
-def test_a_frame_above_the_size_limit_never_reaches_the_sums() -> None:
-    with opened(rejoin=0) as session, exchange.connect(session.invitations["b"]) as b:
-        raw = Raw(session.invitations["a"]).send(HELLO, sent(values=np.zeros(100_000, np.float32)))
+def test_a_frame_above_the_size_limit_never_reaches_the_sums(folder: Path) -> None:
+    with opened(folder, rejoin=0) as there, there.connect("b") as b:
+        raw = Raw(there)
+        until(lambda: there.session._meeting.is_connected("a"))
+        raw.send(sent(values=np.zeros(100_000, np.float32)))
         with pytest.raises(ExchangeError, match="connection of a"):
             b.swap("pair", gradient("b", 0), 256)
-        with pytest.raises(grpc.RpcError):
-            raw.ended()
-        raw.close()
+        raw.ended()
+        assert there.session.traffic()["a"] == (0, 0)
 
 
-def test_a_stranger_and_a_second_connection_are_refused_and_the_session_goes_on() -> None:
-    notices = Notices()
-    with opened(notices=notices) as session:
-        asked = session.invitations
-        with exchange.connect(asked["a"]) as a, exchange.connect(asked["b"]) as b:
-            with pytest.raises(ExchangeError, match="ticket this session of the exchange does not"):
-                exchange.connect(replace(asked["a"], ticket="f" * 64))
-            with pytest.raises(ExchangeError, match="a takes part already"):
-                exchange.connect(asked["a"])
+def test_a_stranger_is_refused_and_the_session_goes_on(folder: Path) -> None:
+    with opened(folder) as there:
+        with there.connect("a") as a, there.connect("b") as b:
+            with pytest.raises(ExchangeError, match="knows no such ticket"):
+                there.connect("a", ticket="f" * 64)
             b.send("pair", gradient("b", 0), 256)
             total = a.swap("pair", gradient("a", 0), 256)
             assert np.array_equal(total, gradient("a", 0) + gradient("b", 0))
-        assert [(w, s) for w, s, _ in notices.all if w == "refused"] == [
-            ("refused", ""),
-            ("refused", "a"),
-        ]
-        with pytest.raises(ExchangeError, match="a has left"):
-            exchange.connect(asked["a"])
+        with pytest.raises(ExchangeError, match="has left"):
+            there.connect("a").swap("pair", gradient("a", 1), 256)
+    with pytest.raises(ExchangeError, match="cannot connect"):
+        there.connect("a", rejoin=0.0)
 
 
-def test_strangers_cannot_fill_the_log() -> None:
-    notices = Notices()
-    with opened(notices=notices) as session:
-        forged = replace(session.invitations["a"], ticket="f" * 64)
-        for _ in range(12):
-            assert "does not know" in Raw(forged).ended()
-    texts = [text for what, _, text in notices.all if what == "refused"]
-    assert len(texts) == 10 and texts[-1].endswith("further ones are not reported.")
+def test_a_second_program_with_the_ticket_ends_the_session(folder: Path) -> None:
+    """Where a site's program was restarted within a round, nobody goes on with half of it."""
+    with opened(folder) as there, there.connect("b") as b:
+        Raw(there).send(sent())
+        until(lambda: there.session._meeting.sums["pair"].taken("a") == 1)
+        assert "again" in Raw(there).send(sent()).ended()
+        with pytest.raises(ExchangeError, match="again"):
+            b.swap("pair", gradient("b", 0), 256)
 
 
-def test_a_server_with_another_certificate_is_refused() -> None:
-    with opened() as session, opened() as other:
-        asked = session.invitations["a"]
-        with pytest.raises(ExchangeError, match="cannot be reached"):
-            exchange.connect(replace(asked, certificate=other.invitations["a"].certificate))
-
-
-@pytest.mark.slow
-def test_a_port_in_use_gives_one_clear_error() -> None:
-    host = Host(port=(port := quiet_port()))
-    taken = rf"cannot listen on 127\.0\.0\.1:{port}: wait for"
-    with host.open([PAIR], **LIMITS), pytest.raises(ExchangeError, match=taken):
-        host.open([PAIR], join=0.3, wait=1, rejoin=1)
-    for _ in range(2):  # the port is free again at once
-        with host.open([PAIR], **LIMITS) as session:
-            exchange.connect(session.invitations["a"]).close()
-
-
-@pytest.mark.slow
-def test_a_session_waits_until_another_runs_session_frees_the_port() -> None:
-    host = Host(port=quiet_port())
-    with host.open([PAIR], **LIMITS) as session:
-        threading.Timer(0.3, session.close).start()
-        with host.open([PAIR], **LIMITS) as next_one:
-            assert session.ended
-            exchange.connect(next_one.invitations["a"]).close()
-
-
-def test_an_address_of_another_machine_fails_without_waiting() -> None:
-    """Waiting would take longer than the test may."""
-    with pytest.raises(ExchangeError, match=r"cannot listen on 192\.0\.2\.1:"):
-        Host("192.0.2.1", 18444).open([PAIR], join=3600, wait=1, rejoin=1)
-
-
-def test_a_host_that_listens_everywhere_names_no_address() -> None:
-    with Host("0.0.0.0").open([PAIR], **LIMITS) as session:
-        asked = session.invitations["a"]
-        assert asked.host == ""
-        exchange.connect(asked, "127.0.0.1").close()
+def test_a_server_with_another_certificate_is_refused(folder: Path) -> None:
+    with opened(folder) as there, opened(folder) as other:
+        certificate = other.invitations["a"].certificate
+        with pytest.raises(ExchangeError, match="cannot connect"):
+            there.connect("a", certificate=certificate, rejoin=0.0)
 
 
 # ---- a server that breaks the protocol -----------------------------------------------------------
 
 
 @contextmanager
-def pretending(*answers: bytes) -> Iterator[Invitation]:
-    """Start a server that sends any bytes after it was greeted, then waits."""
-    over = threading.Event()
+def pretending(folder: Path, *answers: bytes) -> Iterator[tuple[Invitation, str]]:
+    """A server that answers the first gradient with any bytes."""
+    host = LaneHost(folder)
 
-    def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-        next(incoming)
-        yield answers[0]
-        next(incoming)
-        yield from answers[1:]
-        over.wait(PATIENCE)
+    def answer(note: bytes | memoryview) -> None:
+        for each in answers:
+            line.post(each)
 
-    certificate, key = tls.fresh()
-    pool = ThreadPoolExecutor(4)
-    handler = grpc.stream_stream_rpc_method_handler(join)  # pyright: ignore
-    server = grpc.server(pool, [grpc.method_handlers_generic_handler(SERVICE, {"Join": handler})])
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, certificate)]))
-    server.start()
+    line = LaneEnd(noted=answer, most=2**20)
+    host.invite("0" * 64, line, "a")
     try:
-        yield Invitation("127.0.0.1", port, certificate.decode(), "0" * 64, "a", (PAIR,), PATIENCE)
+        asked = Invitation(host.name, host.certificate, "0" * 64, "a", (PAIR,), PATIENCE, 5.0)
+        yield asked, f"unix:{folder}"
     finally:
-        over.set()
-        server.stop(0).wait()
-        pool.shutdown()
-
-
-SERVICE = tls.PATH.split("/")[1]
-WELCOME = Down(welcome=Welcome(rejoin=5)).SerializeToString()
+        host.close()
 
 
 @pytest.mark.parametrize(
@@ -622,31 +450,24 @@ WELCOME = Down(welcome=Welcome(rejoin=5)).SerializeToString()
         ([frames.total("pair", 0, bad(np.inf))], "not finite: it is not used"),
         ([frames.total("pair", 1, FINE)], "a sum that is not due"),
         ([frames.total("other", 0, FINE)], "a sum that is not due"),
-        ([WELCOME], "a frame that is not due"),
+        ([Up(leave=Leave()).SerializeToString()], "a frame that is not due"),
         ([b"\xff" * 9], "cannot be read"),
         ([Down(sum=Sum(group="pair"), values=b"123").SerializeToString()], "cannot be read"),
-        ([frames.ended("so\nthere" + 5000 * "!")], "so there!"),
+        ([b"1" * 100_000], "more than the"),
         ([], r"no answer within 0\.5 s"),
     ],
 )
 def test_a_site_refuses_invalid_answers_of_a_server(
-    answers: list[bytes], said: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, answers: list[bytes], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedda.exchange.remote.LEAVE_S", 0.1)
-    with pretending(WELCOME, *answers) as asked, exchange.connect(asked) as stream:
+    with pretending(folder, *answers) as asked, exchange.connect(*asked) as stream:
         stream.send("pair", FINE, 256)
         if not answers:
             monkeypatch.setattr(stream, "_patience", 0.5)
         with pytest.raises(ExchangeError, match=said) as caught:
             stream.receive("pair")
         assert len(str(caught.value)) <= 1000
-
-
-def test_a_server_with_an_impossible_count_is_refused() -> None:
-    taken = [Position(group="pair", count=SYNCS + 1)]
-    welcome = Down(welcome=Welcome(taken=taken)).SerializeToString()
-    with pretending(welcome) as asked, pytest.raises(ExchangeError, match="cannot be"):
-        exchange.connect(asked)
 
 
 # ---- frames ------------------------------------------------------------------------------------

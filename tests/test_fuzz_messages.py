@@ -3,27 +3,32 @@
 Everything is drawn from seeded generators. Malformed files are in test_fuzz.py.
 """
 
+import contextlib
 import json
-import queue
 import threading
 from collections import Counter
+from concurrent.futures import Future
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda import exchange, records
 from fedda.errors import Code, ExchangeError
-from fedda.exchange import Group, Host, Invitation, frames, tls
-from fedda.exchange.connections import Connections
-from fedda.exchange.exchange_pb2 import Hello, Position, Up
+from fedda.exchange import Group, Host, frames
+from fedda.exchange.host import RemoteSession
 from fedda.exchange.meeting import Meeting
+from fedda.lane.caller import Caller
+from fedda.lane.invitation import LaneInvitation
+from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_host import LaneHost
 from tests.fuzzing import mutated, odd, peak
 from tests.listed import cells, fits
 from tests.local_grid import Bench, Node
+from tests.sockets import AT, FOLDER, remote
 
 ROOM = 200  # megabytes that a whole test may take
 # How many messages are drawn.
@@ -46,14 +51,13 @@ counts = pytest.mark.parametrize(
 SIZE, SYNCS = 6, 3
 SECRET = 1234.5
 GROUPS = [Group("pair", SIZE, SYNCS, ("a", "b")), Group("others", SIZE, SYNCS, ("b",))]
-HELLO = Up(hello=Hello()).SerializeToString()
 
 
 def test_any_frame_is_read_or_refused_in_one_sentence() -> None:
     draw, seen = Random("frames"), Counter[str]()
     values = np.full(SIZE, SECRET, np.float32)
-    samples = [frames.gradient("pair", 1, 256, values), frames.total("pair", 1, values), HELLO]
-    samples += [frames.ended("over"), frames.LEAVE]
+    samples = [frames.gradient("pair", 1, 256, values), frames.total("pair", 1, values)]
+    samples += [frames.LEAVE]
     with peak(50):
         for _ in range(3000):
             data = mutated(draw, draw.choice(samples))
@@ -76,67 +80,47 @@ def frame(draw: Random) -> bytes:
     group = draw.choice(["pair"] * 4 + ["others", "none", "x" * 300, "a\nb", ""])
     index = draw.choice([0, 0, 0, 1, 2, SYNCS, 2**40, 2**64 - 1])
     examples = draw.choice([256, 256, 0, 1, 2**64 - 1])
-    received = [Position(group=group, count=draw.choice([0, 1, 5, 2**63]))]
     kinds = [frames.gradient(group, index, examples, values)] * 4
-    kinds += [HELLO, HELLO, frames.LEAVE, b"", frames.ended("over")]
-    kinds += [Up(hello=Hello(received=received)).SerializeToString()]
+    kinds += [frames.LEAVE, b"", frames.total("pair", index, values)]
     data = draw.choice(kinds)
     return mutated(draw, data) if draw.random() < 0.3 else data
 
 
 def test_any_sequence_of_frames_ends_a_session_in_one_sentence_or_not_at_all() -> None:
     draw, seen = Random("sessions"), Counter[str]()
-    with peak(ROOM):
+    with peak(ROOM), contextlib.closing(LaneHost(FOLDER)) as host:
         for _ in range(400):
             texts: list[str] = []
             meeting = Meeting(
                 GROUPS, join=60, wait=60, rejoin=0, notice=lambda *n, t=texts: t.append(n[2])
             )
-            served = Connections(meeting, {"a": 0, "b": 0}, {"a": 0, "b": 0})
-            first = [HELLO] if draw.random() < 0.8 else []
-            given = first + [frame(draw) for _ in range(draw.randint(1, 6))]
-            site = draw.choice(["a", "a", "b", None])
-            sent = list(served.serve(site, iter(given)))
-            served.close()
+            with RemoteSession(meeting, host) as session:
+                for _ in range(draw.randint(1, 6)):
+                    session._take(draw.choice(["a", "a", "b"]), frame(draw))
             assert "failed at the server" not in meeting.ended, meeting.ended
             for text in [*texts, meeting.ended]:
                 assert "\n" not in text and str(SECRET) not in text and len(text) < 400, text
-            for data in sent:
-                frames.down(data)
             seen["ended" if meeting.ended else "open"] += 1
     assert seen["ended"] > 200, seen
 
 
-class Stranger:
-    """A connection to the exchange that can send any bytes with any ticket."""
-
-    def __init__(self, invitation: Invitation, ticket: str) -> None:
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        credentials = grpc.ssl_channel_credentials(invitation.certificate.encode())
-        options = [("grpc.ssl_target_name_override", tls.NAME)]
-        address = f"127.0.0.1:{invitation.port}"
-        self._channel = grpc.secure_channel(address, credentials, options)
-        self._call = self._channel.stream_stream(tls.PATH)(
-            iter(self._out.get, None), metadata=((tls.TICKET, ticket),), timeout=30
-        )
-
-    def say(self, *given: bytes) -> list[bytes]:
-        """Send frames, end the stream -> all answers."""
-        for data in (*given, None):
-            self._out.put(data)
-        try:
-            return list(self._call)
-        except grpc.RpcError:
-            return []
-        finally:
-            self._channel.close()
+def say(invited: LaneInvitation, *given: bytes) -> str:
+    """Send notes with any ticket -> why the connection ended."""
+    line, why = LaneEnd(noted=lambda note: None, most=2**30), Future[str]()
+    caller = Caller(line, invited, AT, lambda error: why.set_result(str(error)), 0.0)
+    for data in given:
+        line.post(data)
+    try:
+        return why.result(30)
+    finally:
+        caller.close()
 
 
 @pytest.mark.slow
 def test_strangers_at_the_port_change_no_sum() -> None:
     draw, notices = Random("strangers"), []
     pair = Group("pair", SIZE, SYNCS, ("a", "b"))
-    host = Host(notice=lambda *n: notices.append(n))
+    host = Host(FOLDER, lambda *n: notices.append(n))
     tickets = ["f" * 64, "", "x" * 4000, "0" * 63]
     giant = frames.gradient("pair", 0, 256, np.zeros(2**20, np.float32))
     with peak(ROOM), host.open([pair], join=60, wait=60, rejoin=30) as session:
@@ -144,7 +128,7 @@ def test_strangers_at_the_port_change_no_sum() -> None:
         totals: dict[str, list[bytes]] = {"a": [], "b": []}
 
         def train(site: str) -> None:
-            with exchange.connect(invitations[site]) as stream:
+            with exchange.connect(invitations[site], AT) as stream:
                 for index in range(SYNCS):
                     values = np.full(SIZE, index + ord(site), np.float32)
                     totals[site].append(stream.swap("pair", values, 256).tobytes())
@@ -156,10 +140,9 @@ def test_strangers_at_the_port_change_no_sum() -> None:
             each.start()
         for _ in range(SYNCS):
             for ticket in tickets:
-                stranger = Stranger(invitations["a"], ticket)
-                said = [giant] if draw.random() < 0.2 else [HELLO, frame(draw), frame(draw)]
-                for data in stranger.say(*said):
-                    assert "does not know" in frames.down(data)[0].ended.reason
+                said = [giant] if draw.random() < 0.2 else [frame(draw), frame(draw)]
+                stranger = replace(invitations["a"].lane, ticket=ticket)
+                assert "knows no such ticket" in say(stranger, *said)
             turn.wait(60)
         for each in sites:
             each.join(60)
@@ -177,15 +160,9 @@ def test_a_site_with_a_valid_ticket_cannot_do_more_than_end_the_session() -> Non
     pair = Group("pair", SIZE, SYNCS, ("a", "b"))
     with peak(ROOM):
         for _ in range(25):
-            with Host().open([pair], join=60, wait=60, rejoin=0) as session:
-                asked = session.invitations["a"]
-                given = [HELLO] + [frame(draw) for _ in range(4)]
-                for data in Stranger(asked, asked.ticket).say(*given):
-                    head, values = frames.down(data)
-                    assert head.WhichOneof("kind") in ("welcome", "ended")
-                    assert not values.size
-                    assert str(SECRET) not in head.ended.reason
-                    assert "failed at the server" not in head.ended.reason
+            with remote().open([pair], join=60, wait=60, rejoin=0) as session:
+                why = say(session.invitations["a"].lane, *[frame(draw) or b"?" for _ in range(4)])
+                assert str(SECRET) not in why and "failed at the server" not in why
 
 
 # ---- requests to a site --------------------------------------------------------------------------

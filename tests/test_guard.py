@@ -21,7 +21,6 @@ from fedda import __version__
 from fedda.cli.client import _default_name
 from fedda.cli.keys import app
 from fedda.errors import RunError
-from fedda.exchange import Group, Host, host
 from fedda.flower import (
     PROTOBUF_REQUEST_TYPES,
     fleet_pb2,
@@ -425,24 +424,6 @@ def test_the_data_folders_name_stays_at_a_site_that_has_a_key() -> None:
     assert _default_name(data, Path("/keys/clinic.a")) == "clinic.a"
     assert _default_name(data, Path("/keys/clinic-a.key")) == "clinic-a"
     assert _default_name(data, None) == "patients-of-dr-x"
-
-
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(host, "CONNECTIONS", 20)
-    monkeypatch.setattr(host, "HANDSHAKE_MS", 1000)
-    yield
-
-
-def test_strangers_on_the_exchanges_port_are_few_and_gone_soon(few: None) -> None:
-    group = Group("pair", 4, 1, ("a", "b"))
-    with Host().open([group], join=10, wait=10, rejoin=10) as session:
-        port = session.invitations["a"].port
-        idle = [socket.create_connection((LOOPBACK, port), 30) for _ in range(60)]
-        for each in idle:
-            with contextlib.suppress(ConnectionResetError):
-                assert each.recv(1) == b""
-            each.close()
 
 
 # ---- requests that a site has lost ---------------------------------------------------------------

@@ -34,9 +34,8 @@ from clients.node import lanes as site_end
 from clients.node.lanes import Lanes
 from clients.node.resident import Resident, Stopped, work
 from fedda.errors import Code, WireError
-from fedda.exchange import tls
 from fedda.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, make_message, node_pb2
-from fedda.lane import invitation, parcels
+from fedda.lane import caller, invitation, parcels, tls
 from fedda.lane.invitation import KIND, LaneInvitation
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming, Outgoing
@@ -159,9 +158,14 @@ def test_a_message_goes_on_at_the_byte_where_it_stopped(monkeypatch: pytest.Monk
     assert came[0].message().content == sent.content
 
 
+HELLO: dict[str, Any] = {"me": "x", "you": "", "whole": [], "partial": None, "notes": 0}
+
+
 def test_what_is_not_due_is_refused() -> None:
     line = LaneEnd(lambda *_: True, lambda _: None)
-    hello = parcels.control(parcels.HELLO, {"me": "x", "whole": [], "partial": None})
+    posted = b"N" + (1).to_bytes(8) + bytes(8) + b"\1note"  # for an end that takes none
+    about = HELLO | {"you": line._me}
+    hello = parcels.control(parcels.HELLO, about)
     begin = Outgoing.of(request({"a": np.arange(4.0)}), "q").next()
     assert begin is not None
     later = begin[:1] + (8).to_bytes(8) + begin[9:]
@@ -169,6 +173,9 @@ def test_what_is_not_due_is_refused() -> None:
     for sent in (
         [b""],
         [b"X"],
+        [hello, posted],
+        [hello, b"N"],
+        [parcels.control(parcels.HELLO, about | {"notes": 1})],
         [begin],
         [piece],
         [hello, hello],
@@ -177,8 +184,8 @@ def test_what_is_not_due_is_refused() -> None:
         [hello, begin, begin],
         [hello, begin, piece, longer],
         [hello, begin, longer],
-        [parcels.control(parcels.HELLO, {"me": "x", "whole": [], "partial": ["q", 5]})],
-        [parcels.control(parcels.HELLO, {"me": "x", "whole": 3})],
+        [parcels.control(parcels.HELLO, about | {"partial": ["q", 5]})],
+        [parcels.control(parcels.HELLO, about | {"whole": 3})],
     ):
         number, _ = line.open(lambda: None)
         line.partial = None
@@ -573,7 +580,7 @@ def test_only_the_invited_site_with_its_key_is_served(
 
 def call(field: Field, ticket: str, *sent: bytes, ca: bytes | None = None) -> list[bytes]:
     """Call a run as a stranger does -> what it answers until it hangs up."""
-    invited = LaneInvitation(field.grid._host.name, field.grid._host._certificate, ticket)
+    invited = LaneInvitation(field.grid.host.name, field.grid.host.certificate, ticket)
     credentials = grpc.ssl_channel_credentials(ca or invited.certificate.encode())
     options = [("grpc.ssl_target_name_override", invited.name)]
     with grpc.secure_channel(f"127.0.0.1:{field.port}", credentials, options) as channel:
@@ -593,14 +600,14 @@ def test_strangers_are_refused_in_a_sentence(
         (answer,) = call(field, secrets.token_hex(32), b"H{}")
         assert b"knows no such ticket" in answer
     assert caplog.text.count("a stranger without a ticket of this run is refused") == 10
-    assert not call(field, "a" * 64, b"H{}", ca=tls.fresh(field.grid._host.name)[0])
+    assert not call(field, "a" * 64, b"H{}", ca=tls.fresh(field.grid.host.name)[0])
     field.join(11)
     assert field.ask(request())[11].has_content()
 
 
 def test_idle_strangers_do_not_keep_a_site_from_its_run(field: Field) -> None:
     idle = []
-    hello = b"\x16\x03\x01\x02\x00" + field.grid._host.name.encode()
+    hello = b"\x16\x03\x01\x02\x00" + field.grid.host.name.encode()
     for _ in range(60):
         for first in (b"", hello[:3], hello + bytes(600)):
             each = socket.create_connection(("127.0.0.1", field.port))
@@ -642,7 +649,7 @@ def test_a_second_stream_takes_the_place_of_the_first(
     node = field.join(11)
     field.ask(request())
     lane = node.lane()
-    second = site_end.Lane(lane._invited, lane._address, "", node.lanes._requests)
+    second = site_end.Lane(lane._caller._invited, lane._caller._address, "", node.lanes._requests)
     wait_until(lambda: "opened a second stream; the first is closed" in caplog.text, "no word")
     lane.close()
     wait_until(lambda: second.line.connected, "the second has no connection")
@@ -684,7 +691,7 @@ def test_a_run_that_is_over_ends_its_streams(field: Field) -> None:
 
 
 def test_an_invitation_that_cannot_be_read_is_refused() -> None:
-    made = LaneInvitation(invitation.new_name(), tls.fresh()[0].decode(), "0" * 64)
+    made = LaneInvitation(invitation.new_name(), tls.fresh("x")[0].decode(), "0" * 64)
     assert LaneInvitation.parse(made.flat()) == made
     for spoilt in ({"name": "lane-/etc"}, {"ticket": 3}, {"certificate": ""}, {"host": "x"}):
         with pytest.raises(WireError):
@@ -705,4 +712,4 @@ def test_a_lane_goes_through_the_proxy_of_flowers_messages(
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
     monkeypatch.setenv("NO_PROXY", "near.example.org")
     monkeypatch.setenv("no_proxy", "near.example.org")
-    assert site_end._way(address) == way
+    assert caller._way(address) == way

@@ -23,7 +23,7 @@ from fedda.errors import (
     QuorumError,
     SecureError,
 )
-from fedda.exchange import Group, Host, LocalHost, in_process
+from fedda.exchange import Group, LocalHost, in_process
 from fedda.exchange.groups import KEYS, Invitation
 from fedda.exchange.masked import GradientPoint, MaskedGroup, agreement, tell
 from fedda.halves import load_half
@@ -34,6 +34,7 @@ from server.journal import Journal
 from server.simulation import simulate
 from tests.adversarial_runs import run
 from tests.local_grid import Bench, Node, assert_close, settings_of
+from tests.sockets import AT, remote
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -84,7 +85,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def taking_part(invitation: Invitation, change: Callable[[bytes], bytes] = bytes) -> Any:
     """One site's part: agree on keys, then do all syncs -> what it got, and its plain point."""
     name = invitation.node
-    with exchange.connect(invitation) as stream:
+    with exchange.connect(invitation, AT) as stream:
         own = Own(Occasion("run", 1, 1, "exchange"))
         told = tell(stream, invitation.groups[-1], change(own.public + bytes(132)))
         known = {site: public for site, (public, _) in told.items()}
@@ -105,7 +106,7 @@ def played(host: Any, work: Callable[[Invitation], Any] = taking_part) -> tuple[
         return [each.exception() or each.result() for each in done], session.fewest()
 
 
-@pytest.mark.parametrize("make", [LocalHost, Host])
+@pytest.mark.parametrize("make", [LocalHost, remote])
 def test_the_sum_is_the_plain_one_to_the_fixed_points_step(make: Any) -> None:
     found, fewest = played(make())
     plain = [sum(gradient(s, i).astype(np.float64) for s in SITES) for i in range(SYNCS)]

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from fedda import exchange
 from fedda.config import GuardConfig
 from fedda.errors import ExchangeError, QuorumError
-from fedda.exchange import Group, Host, LocalHost, Outliers
+from fedda.exchange import Group, LocalHost, Outliers
 from fedda.exchange.groups import Invitation
 from fedda.exchange.in_process import LocalStream
 from fedda.exchange.meeting import Meeting
@@ -24,6 +24,7 @@ from fedda.exchange.outliers import Excess
 from fedda.maths.bounds import Peers
 from tests.adversarial_runs import run
 from tests.local_grid import Node
+from tests.sockets import AT, remote
 
 SIZE, SYNCS, TIMES = 20, 3, 2.0
 GUARD = GuardConfig(max_update=TIMES)
@@ -87,7 +88,7 @@ def sums(
     def part(invitation: Invitation) -> dict[str, list[np.ndarray]]:
         names, node = [group.name for group in invitation.groups], invitation.node
         found: dict[str, list[np.ndarray]] = {name: [] for name in names}
-        with exchange.connect(invitation) as stream:
+        with exchange.connect(invitation, AT) as stream:
             if lie and node == LIAR:
                 falsify(stream, lie)
             for index in range(SYNCS):
@@ -115,7 +116,7 @@ def clipped(by: float, index: int) -> np.ndarray:
     return np.sign(by) * gradient(LIAR, index) * most / length(LIAR, index)
 
 
-@pytest.mark.parametrize("host", [LocalHost, Host])
+@pytest.mark.parametrize("host", [LocalHost, remote])
 @pytest.mark.parametrize("by", LONG)
 def test_a_long_gradient_counts_in_the_sum_of_all_as_long_as_the_bound(
     host: Any, by: float
@@ -129,7 +130,7 @@ def test_a_long_gradient_counts_in_the_sum_of_all_as_long_as_the_bound(
     assert TIMES < about.longest < 2 * abs(by)
 
 
-@pytest.mark.parametrize("host", [LocalHost, Host])
+@pytest.mark.parametrize("host", [LocalHost, remote])
 @pytest.mark.parametrize("by", LONG)
 def test_a_long_gradient_counts_in_its_pair_as_long_as_the_bound(host: Any, by: float) -> None:
     found, odd = sums(host, PAIRS, lambda g: np.float32(by) * g)
@@ -142,7 +143,7 @@ def test_a_long_gradient_counts_in_its_pair_as_long_as_the_bound(host: Any, by: 
     assert {site: about.clipped for site, about in odd.items()} == {LIAR: SYNCS}
 
 
-@pytest.mark.parametrize("host", [LocalHost, Host])
+@pytest.mark.parametrize("host", [LocalHost, remote])
 @pytest.mark.parametrize("by", NUMBERLESS)
 def test_a_gradient_without_numbers_is_left_out_of_its_sum(host: Any, by: float) -> None:
     found, odd = sums(host, ONE, lambda g: np.float32(by) * g)

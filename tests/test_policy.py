@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from clients.policy.spent import Spent, UsedBudget
 from clients.site import state
 from clients.site.memory import Site, resident
 from clients.site.request import Request
-from fedda import exchange, models, records
+from fedda import models, records
 from fedda.cli import app
 from fedda.cli.client import app as client_command
 from fedda.config import ModelConfig
@@ -45,8 +44,7 @@ from fedda.errors import (
     code_of,
     public,
 )
-from fedda.exchange import Group, Invitation, LocalHost
-from fedda.exchange.host import Host
+from fedda.exchange import Group, Invitation
 from fedda.settings import Task
 from tests.local_grid import Bench, Node, make_domains
 from tests.patience import PATIENCE
@@ -117,7 +115,6 @@ def test_an_empty_file_restricts_nothing(tmp_path: Path) -> None:
         ('[allow]\nmethods = "kd3a"', "allow.methods is 'kd3a'"),
         ("[limits]\nclasses = 20000", "limits.classes is 20000"),
         ('[times]\nhours = ["monday"]', "not like 'mon-fri 20:00-06:00'"),
-        ("[exchange]\nports = [0]", "exchange.ports.0 is 0"),
         ("[allow", "is not TOML"),
     ],
 )
@@ -466,48 +463,6 @@ def test_every_setting_makes_another_training(domains: list[Node], tmp_path: Pat
 # ---- where the site dials ------------------------------------------------------------------------
 
 
-def an_invitation(host: str, port: int) -> Invitation:
-    with Host().open([Group("g", 3, 1, ("a",))], join=5, wait=5, rejoin=0) as session:
-        return replace(session.invitations["a"], host=host, port=port)
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "server", "hosts", "ports", "allowed"),
-    [
-        ("", 8444, "hub.example.org", (), (), True),
-        ("HUB.example.org.", 8444, "hub.example.org", (), (), True),
-        ("::1", 8444, "[::1]", (), (), True),
-        ("10.0.0.7", 8444, "hub.example.org", (), (), False),
-        ("10.0.0.7", 8444, "hub.example.org", ("10.0.0.7",), (), True),
-        ("", 22, "hub.example.org", (), (), False),
-        ("", 443, "hub.example.org", (), (443,), True),
-        ("", 8444, "hub.example.org", (), (443,), False),
-        ("", 8444, "", (), (), False),
-        ("hub.example.org:1/x", 8444, "hub.example.org", (), (), False),
-        ("unix:/run/docker.sock", 8444, "hub.example.org", (), (), False),
-    ],
-)
-def test_a_site_dials_its_server_and_the_hosts_it_was_given(
-    host: str, port: int, server: str, hosts: tuple[str, ...], ports: tuple[int, ...], allowed: bool
-) -> None:
-    asked = an_invitation(host, port)
-    if allowed:
-        asked.check_address(server, hosts, ports)
-    else:
-        with pytest.raises(PolicyError, match="asks this site to sum gradients at"):
-            asked.check_address(server, hosts, ports)
-
-
-def test_nothing_is_dialled_that_is_not_allowed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        nobody.setblocking(False)
-        asked = an_invitation("127.0.0.1", nobody.getsockname()[1])
-        with pytest.raises(PolicyError):
-            exchange.connect(asked, "localhost", ())
-        with pytest.raises(BlockingIOError):
-            nobody.accept()
-
-
 class Redirecting(BaseHTTPRequestHandler):
     """Answers every request with the address of another machine."""
 
@@ -540,20 +495,11 @@ def test_a_client_follows_no_answer_to_another_address(monkeypatch: pytest.Monke
             nobody.accept()
 
 
-def test_the_servers_own_address_is_not_named_to_sites() -> None:
-    with Host("127.0.0.1", announce="").open(
-        [Group("g", 3, 1, ("a",))], join=5, wait=5, rejoin=0
-    ) as s:
-        assert s.invitations["a"].host == ""
-    with LocalHost().open([Group("g", 3, 1, ("a",))], join=5, wait=5) as local:
-        local.invitations["a"].check_address("")  # inside a process nothing is dialled
-
-
 def test_more_values_than_a_site_takes_are_not_summed(domains: list[Node]) -> None:
     groups = tuple(Group(f"gradient/{i}", MOST_PARAMETERS, 1, ("a",)) for i in range(3))
-    site = Site(domains[0] | {"server": "127.0.0.1"})
+    asked = Invitation("", "", "0" * 64, "a", groups, 5.0)
     with pytest.raises(PolicyError, match="3 groups of gradients"):
-        site.gate._check_exchange(replace(an_invitation("", 8444), groups=groups))
+        Site(domains[0]).gate._check_exchange(asked)
 
 
 # ---- what trainings leave on the disk ------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Sites with a policy and an audit log, over real processes, TLS and node keys."""
 
-import contextlib
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,21 +109,6 @@ def test_a_spent_budget_of_tests_stays_spent_after_a_restart(
     again.finish()
     assert again.find("trouble", what="failed", site="town", text=Code.BUDGET.public)
     assert "budget of 1 models to test is spent" in hub.processes["town"].text()
-
-
-def test_an_invitation_to_another_host_opens_no_connection(hub: Federation) -> None:
-    with contextlib.closing(socket.create_server(("127.0.0.2", 0))) as elsewhere:
-        elsewhere.setblocking(False)
-        port = elsewhere.getsockname()[1]
-        other = {"exchange.host": "127.0.0.2", "exchange.bind": "127.0.0.1", "exchange.port": port}
-        run, text = refused(hub, "elsewhere", SUMMED | other)
-        assert Code.POLICY.public in text
-        with pytest.raises(BlockingIOError):  # nobody came
-            elsewhere.accept()
-    assert "at the host '127.0.0.2', but the site dials only 127.0.0.1" in (
-        hub.processes["town"].text()
-    )
-    assert [e["event"] for e in entries(hub, "town", run)] == ["received", "refused"]
 
 
 @pytest.mark.parametrize("which", ["averaged", "summed"])

@@ -100,8 +100,8 @@ def starting(lines: Sequence[str], *words: str) -> list[str]:
 
 def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     """The server, a source and the target in folders of their own; both sites' data are ./scans."""
-    port, exchange, admin = (terminals.port() for _ in range(3))
-    ports = f"--port {port} --exchange-port {exchange} --admin-port {admin} --reserved"
+    port, admin = (terminals.port() for _ in range(2))
+    ports = f"--port {port} --admin-port {admin} --reserved"
     changes = {
         "hub.example.org": "127.0.0.1",
         "0.0.0.0": "127.0.0.1",

@@ -14,19 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedda.errors import FeddaError, WireError, code_of
-from fedda.exchange import tls
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
-from fedda.lane import invitation, parcels
+from fedda.lane import invitation
+from fedda.lane.caller import Caller
 from fedda.lane.invitation import LaneInvitation
-from fedda.lane.lane_end import CutOff, Ended, LaneEnd
+from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming
-from fedda.ops import proxies
-from fedda.ops.address import address as parsed
 
 from .failures import RunOver, Unreachable
 from .fleet import FleetConnection, MostBytes
@@ -34,21 +31,10 @@ from .patience import OnEvent, persist
 
 log = logging.getLogger("fedda.client")
 
-RETRY_S = (0.05, 1.0)  # seconds between two attempts to connect: at first, and at most
 GONE_S = 60.0  # a run that cannot be reached for so long is over
 LOOK_S = 1.0  # seconds for which the node waits for a request
-PING_MS = 20_000
 UNCLEAR = 2**28  # bytes that a request may have whose settings do not say how many it may
 MOST_LANES = 64
-OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", parcels.MOST_FRAME),
-    ("grpc.max_send_message_length", parcels.MOST_FRAME),
-    ("grpc.keepalive_time_ms", PING_MS),
-    ("grpc.keepalive_timeout_ms", PING_MS),
-    ("grpc.http2.ping_timeout_ms", PING_MS),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 class Lane:
@@ -71,15 +57,11 @@ class Lane:
         """
         self.name = invited.name
         self.over = False  # no request of it is waited for any more
-        self._invited, self._address, self._signature = invited, address, signature
         self._requests = requests
         self._asked: set[str] = set()  # requests with arrays that the node knows of
         self._keeps: dict[str, bool] = {}  # which of these arrays it wants
         self.line = LaneEnd(self._admit, self._came)
-        self._call: grpc.Call | None = None
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        self._caller = Caller(self.line, invited, address, self._end, GONE_S, signature)
 
     def fetch(self, incoming: Incoming, keeps: bool, ends: float) -> Message | None:
         """Let a request's arrays come -> the request; None if it is not wanted.
@@ -127,11 +109,11 @@ class Lane:
 
     def close(self) -> None:
         """Hang up."""
-        self._closing.set()
-        self.line.cut()
+        self._caller.close()
         self._end()
 
-    def _end(self) -> None:
+    def _end(self, why: Exception | str = "closed") -> None:
+        log.info("a run's stream has ended: %s", why)
         with self.line.lock:
             self.over = True
             self.line.lock.notify_all()
@@ -153,54 +135,6 @@ class Lane:
     def _came(self, incoming: Incoming) -> None:
         if not incoming.size:
             self._requests.put((self, incoming))
-
-    # ---- the thread that connects --------------------------------------------------------------
-
-    def _run(self) -> None:
-        gone_at, pause = time.monotonic() + GONE_S, RETRY_S[0]
-        try:
-            while not self._closing.is_set() and time.monotonic() < gone_at:
-                if self._connection():
-                    gone_at, pause = time.monotonic() + GONE_S, RETRY_S[0]
-                self._closing.wait(pause)
-                pause = min(2 * pause, RETRY_S[1])
-        except Ended as error:
-            log.info("a run's stream has ended: %s", error)
-        except WireError as error:
-            log.error("a run's stream is closed: %s", error)
-        except Exception:  # a defect of fedda: the node goes on with other runs
-            log.exception("a run's stream failed")
-        finally:
-            self._end()
-
-    def _connection(self) -> bool:
-        """Connect, and read what comes until the connection ends -> whether there was one."""
-        credentials = grpc.ssl_channel_credentials(self._invited.certificate.encode())
-        options = [
-            *OPTIONS,
-            ("grpc.ssl_target_name_override", self._invited.name),
-            _way(self._address),
-        ]
-        about = (
-            (tls.TICKET, self._invited.ticket),
-            (invitation.SIGNATURE, self._signature),
-        )
-        was = False
-        with grpc.secure_channel(self._address, credentials, options) as channel:
-            self._call = call = None
-            number, _ = self.line.open(lambda: call is not None and call.cancel())
-            try:
-                call = channel.stream_stream(invitation.PATH)(
-                    self.line.frames(number), metadata=about
-                )
-                for frame in call:
-                    self.line.take(number, frame)
-                    was = was or self.line.connected
-            except (CutOff, grpc.RpcError):
-                pass
-            finally:
-                self.line.lost(number)
-        return was
 
 
 class Lanes:
@@ -354,9 +288,3 @@ class Lanes:
         if self._key is not None:
             signature = invitation.sign(self._key, invited.claim(self.node_id))
         self._lanes[invited.name] = Lane(invited, self._address, signature, self._requests)
-
-
-def _way(address: str) -> tuple[str, Any]:
-    """The proxy through which Flower's messages go, too; gRPC would know fewer variables."""
-    proxy = proxies.proxy_as_named(parsed(address), tls=True)
-    return ("grpc.http_proxy", proxy) if proxy else ("grpc.enable_http_proxy", 0)

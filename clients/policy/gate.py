@@ -36,21 +36,15 @@ class Gate:
     Args:
         policy: the site's.
         server: the host that this site dials.
-        hosts: further hosts at which it may sum gradients, besides the policy's.
         state: the folder in which the budgets are booked; None: nothing is booked.
     """
 
     def __init__(
         self,
         policy: Policy,
-        server: str = "",
-        hosts: tuple[str, ...] = (),
         state: Path | None = None,
     ) -> None:
         self.policy = policy
-        self.hosts = (*self.policy.exchange.hosts, *hosts)
-        self.ports = self.policy.exchange.ports
-        self._server = server
         self._spent = None if state is None else Spent(state, policy.budget)
         # The training whose model was measured last, and the most bytes of its requests' arrays.
         self._measured: tuple[tuple[Any, ...], int] = (), 0
@@ -58,8 +52,7 @@ class Gate:
     @classmethod
     def of(cls, node: Mapping[str, Any], policy: Policy, state: Path | None) -> Self:
         """Make the gate of a node configuration."""
-        hosts = tuple(filter(None, str(node.get("exchange-hosts", "")).split(",")))
-        return cls(policy, str(node.get("server", "")), hosts, state)
+        return cls(policy, state)
 
     def check_time(self, now: dt.datetime | None = None) -> None:
         """Check that the site answers now, or at another local time.
@@ -286,7 +279,6 @@ class Gate:
             )
 
     def _check_exchange(self, invitation: Invitation) -> None:
-        invitation.check_address(self._server, self.hosts, self.ports)
         values, most = sum(g.size for g in invitation.groups), self.policy.limits.parameters
         if values > most:
             raise PolicyError(

@@ -11,7 +11,7 @@ import re
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, field_validator
 
@@ -110,13 +110,6 @@ class Budget(Section):
     looks: int = Field(default=1, ge=0)
 
 
-class ExchangeRules(Section):
-    """Where the site may sum gradients, besides at the server that it dials."""
-
-    hosts: tuple[Annotated[str, Field(min_length=1, max_length=255)], ...] = ()
-    ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
-
-
 class Secure(Section):
     """Sums of models or gradients of which the server sees no single one.
 
@@ -199,7 +192,6 @@ class Policy(Section):
     leaving: Leaving = Leaving()
     protect: Protect = Protect()
     budget: Budget = Budget()
-    exchange: ExchangeRules = ExchangeRules()
     secure: Secure = Secure()
     privacy: Privacy = Privacy()
     times: Times = Times()

@@ -74,7 +74,7 @@ class Trail:
         assert request.exchange is not None
         invitation = request.exchange.invitation
         groups = {g.name: {"values": g.size, "sums": g.syncs} for g in invitation.groups}
-        self._add("joins", **self._place(request), port=invitation.port, groups=groups)
+        self._add("joins", **self._place(request), groups=groups)
 
     def summed(self, request: Request, stream: Stream) -> None:
         """Note what left in an exchange, after its connection was closed."""

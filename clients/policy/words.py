@@ -68,10 +68,6 @@ trainings = 20               # different trainings: methods, seeds, settings
 megabytes = 100_000          # that leave this site
 looks = 1                    # answers to `fedda look`; two together can tell an example
 
-[exchange]                   # where gradients are summed, besides at the server that is dialled
-hosts = []
-ports = []                   # empty: any port from 1024 on
-
 [secure]                     # models and gradients of which the server sees only a sum
 demand = false               # true: they leave in no other way
 least = 3                    # least sites in such a sum, this one included
@@ -136,9 +132,6 @@ def words(policy: Policy) -> Iterator[str]:
     if protect.test_noise:
         yield f"Numbers of tests carry noise of {protect.test_noise:g} of their range."
     yield f"In all: {_in_all(policy)}."
-    hosts = " or ".join(["the server that the client dials", *policy.exchange.hosts])
-    ports = _listed([str(p) for p in policy.exchange.ports]) or "from 1024 on"
-    yield f"Gradients are summed at {hosts}, on ports {ports}."
     secure = policy.secure
     yield (
         f"{'All models leave' if secure.demand else 'Models may leave'} under masks or sealed to "

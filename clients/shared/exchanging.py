@@ -38,7 +38,6 @@ class Summing(Client):
 
         Raises:
             WireError: the request has no invitation, or one to too many groups.
-            PolicyError: the site may not dial the exchange's address.
             SecureError: gradients are to be masked, and the members did not agree on keys.
             ExchangeError: the exchange cannot be reached, refused this site, or ended early.
         """
@@ -51,9 +50,9 @@ class Summing(Client):
                 f"The request asks this {self.side} for gradients in {asked} groups, but it may "
                 f"take part in {most} at most."
             )
-        gate, trail = self.site.gate, self.site.trail
+        trail = self.site.trail
         trail.joins(self.request)
-        stream = exchange.connect(invitation, self.site.server, gate.hosts, gate.ports)
+        stream = exchange.connect(invitation, self.site.server)
         try:
             if self.exchange.lazy.masked:
                 self._seeds = self.site.summed.meet(self.request, stream)

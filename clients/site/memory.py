@@ -108,9 +108,9 @@ class Site:
     def _obey(self, node: Mapping[str, Any]) -> None:
         """Let the stricter of the site's policy and its other settings hold.
 
-        The node's `policy` is a policy's settings as JSON, `exchange-hosts` further hosts at which
-        the site may sum gradients; with `audited` the site books budgets and writes an audit log,
-        and its process, which is then for this site alone, uses only the policy's packages.
+        The node's `policy` is a policy's settings as JSON; with `audited` the site books budgets
+        and writes an audit log, and its process, which is then for this site alone, uses only the
+        policy's packages.
         """
         self.policy = policy = Policy.parse(str(node.get("policy", "")))
         if node.get("audited"):

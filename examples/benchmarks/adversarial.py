@@ -14,7 +14,7 @@ Tables:
     rotations         pen digits that scikit-learn ships, from 0 degrees to 30 and to 60
     mnist-rotations   the same with digits of mnist; needs --data
     digits            from mnist to usps and to mnistm, then from all others to each; needs --data
-    lazy              DILS with p = 16, 4 and 1 over real processes, on loopback and with a delay
+    lazy              DILS with p = 16, 4 and 1 over real processes
 
 `adversaries.py` holds the settings and says how they were chosen.
 """
@@ -220,14 +220,14 @@ def measure(args: argparse.Namespace, table: str) -> dict[str, Any]:
 
 def real(args: argparse.Namespace) -> list[dict[str, Any]]:
     """DILS over processes, on the pen digits from 0 to 30 degrees."""
-    options = args.typed("images", "delay", "repeats", "changes")
+    options = args.typed("images", "repeats", "changes")
     stem = f"adversarial-lazy{plain(options)}"
     out = args.out / stem.removeprefix("adversarial-")
     path, data = out / "figures.json", pens(args.out / "rotations", args.images)
     settings = {**LIVE, **args.settings}
     if not path.is_file():
         files = {name: data / name / "data.npz" for name in ("0", "30")}
-        measured = lazy.measure(out, files, settings, args.delay / 1000, args.repeats)
+        measured = lazy.measure(out, files, settings, args.repeats)
         path.write_text(json.dumps(measured, indent=1))
     measured = json.loads(path.read_text())
     command = f"python examples/benchmarks/adversarial.py --table lazy{options}"
@@ -257,7 +257,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", action="append", help="default: the table's targets")
     parser.add_argument("--seeds", type=accuracy.seeds, default=[0, 1, 2], help="default: 0,1,2")
     parser.add_argument("--images", type=int, default=IMAGES, help="per domain")
-    parser.add_argument("--delay", type=float, default=10.0, help="of `lazy`, ms one way")
     parser.add_argument("--repeats", type=int, default=3, help="of each row of `lazy`")
     parser.add_argument("-c", action="append", default=[], metavar="KEY=VALUE", dest="changes")
     out = Path("runs/adversarial")

@@ -80,6 +80,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ import live
 import numpy as np
 
 from fedda import exchange
-from fedda.exchange import tls
+from fedda.lane import tls
 
 SIZES = {"1kb": 250, "1mb": 250_000}
 WARM_UP = 50  # syncs or echoes not counted
@@ -98,17 +99,18 @@ ECHO = "/echo.Echo/Join"
 
 def participant(flat: dict[str, Any]) -> float:
     """Take part until the last sync -> syncs per second."""
+    address = flat.pop("address")
     invitation = exchange.Invitation.parse(flat)
     group = invitation.groups[0]
     mine = np.random.default_rng(0).normal(size=group.size).astype(np.float32)
-    with exchange.connect(invitation) as stream:
+    with exchange.connect(invitation, address) as stream:
         return rate(lambda: stream.swap(GROUP, mine, 256), group.syncs)
 
 
 def echo_client(flat: dict[str, Any]) -> float:
     """Send and wait, again and again -> echoes per second."""
     credentials = grpc.ssl_channel_credentials(flat["certificate"].encode())
-    options = [("grpc.ssl_target_name_override", tls.NAME)]
+    options = [("grpc.ssl_target_name_override", GROUP)]
     sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     payload = bytes(4 * flat["size"])
     with grpc.secure_channel(f"127.0.0.1:{flat['port']}", credentials, options) as channel:
@@ -159,9 +161,19 @@ def syncs(size: int, participants: int, count: int) -> float:
     """Syncs per second with this number of participants."""
     members = tuple(f"site-{number}" for number in range(participants))
     group = exchange.Group(GROUP, size, count + WARM_UP, members)
-    with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
-        invitations = [invitation.flat() for invitation in session.invitations.values()]
+    with opened(group) as (_, invitations):
         return min(processes("participant", invitations))
+
+
+@contextmanager
+def opened(group: exchange.Group) -> Iterator[tuple[exchange.Session, list[dict[str, Any]]]]:
+    """Open a session -> it, and what each participant needs."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        exchange.Host(Path(folder)).open([group], join=60, wait=60, rejoin=0) as session,
+    ):
+        at = {"address": f"unix:{folder}"}
+        yield session, [invitation.flat() | at for invitation in session.invitations.values()]
 
 
 def echoes(size: int, clients: int, count: int) -> float:
@@ -170,7 +182,7 @@ def echoes(size: int, clients: int, count: int) -> float:
     def join(incoming: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
         yield from incoming
 
-    certificate, key = tls.fresh()
+    certificate, key = tls.fresh(GROUP)
     _, service, method = ECHO.split("/")
     handler: Any = grpc.stream_stream_rpc_method_handler(join)  # pyright: ignore
     with ThreadPoolExecutor(clients + 1) as pool:
@@ -235,8 +247,7 @@ def growth(count: int) -> float:
     """Growth of this process's resident memory over the last nine tenths of the syncs, in MB."""
     size = SIZES["1kb"]
     group = exchange.Group(GROUP, size, count + WARM_UP, ("site-0", "site-1"))
-    with exchange.Host().open([group], join=60, wait=60, rejoin=0) as session:
-        invitations = [invitation.flat() for invitation in session.invitations.values()]
+    with opened(group) as (session, invitations):
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(processes, "participant", invitations)
             while session.traffic()["site-0"][1] < 4 * size * count / 10 and not done.done():

@@ -1,94 +1,29 @@
 """DILS over real processes: what an exchange every 4 or 16 steps saves against one at every step.
 
 `adversarial.py --table lazy` runs this. The collaborator, the target and the server are separate
-processes, with TLS and node keys. A relay between the sites and the exchange makes the delay. Linux
-answers on all of 127.0.0.0/8, so the exchange listens on one address and is announced at another;
-the relay listens there, and delays everything by the same time in both directions. Flower's
-messages do not go through the relay, and TLS's checks do not notice it.
+processes, with TLS and node keys.
 """
 
-import contextlib
 import math
 import os
-import queue
-import socket
 import statistics
-import threading
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import live
 
 from fedda.comparison.tables import markdown
 from fedda.config import Flat
-from fedda.ops.spawn import LOOPBACK, Reserved
 from fedda.results.read import load
-
-ANNOUNCED = "127.0.0.2"
-CHUNK = 1 << 16
-
-
-class Delay:
-    """A relay between sites and a server on this machine that delays every byte equally."""
-
-    def __init__(self, server: int, seconds: float) -> None:
-        self._server, self._seconds = server, seconds
-        self._listener = socket.create_server((ANNOUNCED, server))
-        self._ends: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for each in (self._listener, *self._ends):
-            each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                self._ends.append(near)
-                far = socket.create_connection((LOOPBACK, self._server))
-                self._ends.append(far)
-                for end in (near, far):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._pass_on(near, far)
-                self._pass_on(far, near)
-
-    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
-        """Read and write in two threads, so that it reads on while earlier bytes wait."""
-        waiting: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-
-        def read() -> None:
-            with contextlib.suppress(OSError):
-                while data := one.recv(CHUNK):
-                    waiting.put((time.monotonic() + self._seconds, data))
-            waiting.put((time.monotonic() + self._seconds, b""))
-
-        def write() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    due, data = waiting.get()
-                    time.sleep(max(0.0, due - time.monotonic()))
-                    if not data:
-                        break
-                    other.sendall(data)
-                other.shutdown(socket.SHUT_WR)
-
-        for work in (read, write):
-            threading.Thread(target=work, daemon=True).start()
 
 
 class Row(NamedTuple):
-    """One setting of DILS, and the delay with which it is run."""
+    """One setting of DILS."""
 
     p: int
     batch: int
-    delay: float  # seconds one way
 
     @property
     def examples(self) -> int:
@@ -98,24 +33,19 @@ class Row(NamedTuple):
     def name(self) -> str:
         return f"p = {self.p}, batches of {self.batch}"
 
-    def flat(self, port: int) -> Flat:
+    def flat(self) -> Flat:
         """The row's settings; under 256 examples a gradient leaves only with an explicit switch."""
         flat: Flat = {"exchange.p": self.p, "train.batch-size": self.batch}
         if self.examples < 256:
             flat |= {"exchange.min-examples": self.examples, "exchange.expose-features": True}
-        if self.delay:
-            flat |= {"exchange.host": ANNOUNCED, "exchange.bind": LOOPBACK, "exchange.port": port}
         return flat
 
 
-def rows(delay: float) -> list[Row]:
-    """All rows on loopback without a delay, then, if there is a delay, all rows with it."""
-    settings = [(16, 64), (4, 64), (1, 64), (1, 256)]
-    return [Row(p, b, seconds) for seconds in sorted({0.0, delay}) for p, b in settings]
+ROWS = [Row(16, 64), Row(4, 64), Row(1, 64), Row(1, 256)]
 
 
 def measure(
-    folder: Path, files: Mapping[str, Path], settings: Flat, delay: float, repeats: int
+    folder: Path, files: Mapping[str, Path], settings: Flat, repeats: int
 ) -> list[dict[str, Any]]:
     """Run all rows on one deployment, in turn -> time, bytes and accuracy of each.
 
@@ -123,22 +53,20 @@ def measure(
         folder: for keys, logs and results.
         files: the data of the collaborator, then of the target, by site name.
         settings: the settings that all rows share.
-        delay: seconds one way.
         repeats: of every row. All repeats end with the same model; only their times differ.
     """
     roles = ("source", "target")
     sites = {name: (role, path) for role, (name, path) in zip(roles, files.items(), strict=True)}
     app, measured = live.stage(folder / "app"), []
     live.say("starting a server, a collaborator and a target")
-    least = ["--min-examples", str(min(row.examples for row in rows(delay)))]
-    least += ["--exchange-host", ANNOUNCED]  # another name than that of the server
+    least = ["--min-examples", str(min(row.examples for row in ROWS))]
     options = dict.fromkeys(sites, least)
     deployed = live.Served(folder / "server", sites, client_options=options)
-    with deployed as deployment, Reserved() as held, Delay(held.port, delay):
+    with deployed as deployment:
         for repeat in range(repeats):
-            for number, row in enumerate(rows(delay)):
+            for number, row in enumerate(ROWS):
                 name = f"row-{number}-{repeat}"
-                flat = {"method": "dils", **settings, **row.flat(held.port)}
+                flat = {"method": "dils", **settings, **row.flat()}
                 waves = live.run(deployment, app, name, flat)
                 results = load(deployment.directory / "runs" / name)
                 of_row = figures(row, waves, results, settings) | {
@@ -150,7 +78,7 @@ def measure(
                     measured[number] = of_row
                 else:
                     measured.append(of_row)
-                live.say(f"{row.name}, delay {row.delay:g} s: {of_row}")
+                live.say(f"{row.name}: {of_row}")
     for of_row in measured:
         of_row["round_s"] = round(statistics.median(of_row["rounds_s"]), 2)
         of_row["fastest_s"] = min(of_row["rounds_s"])
@@ -171,7 +99,6 @@ def figures(
         "p": row.p,
         "batch": row.batch,
         "examples": row.examples,
-        "delay_ms": 1000 * row.delay,
         "steps": a_round * len(adapting),
         "source_only": round(training["rounds"][pretrain - 1]["accuracy"], 4),
         "accuracy": round(training["final_accuracy"], 4),
@@ -187,20 +114,19 @@ def _share(seconds: float, base: float) -> str:
 
 def report(measured: list[dict[str, Any]], settings: Flat, heading: str, command: str) -> str:
     """Markdown: how it was run, and a line per row with its time as a share of that with p = 1."""
-    base = {(f["batch"], f["delay_ms"]): f for f in measured if f["p"] == 1}
-    heads = ["", "examples a sum", "one way, ms", "steps", "before", "last", "selected"]
+    base = {f["batch"]: f for f in measured if f["p"] == 1}
+    heads = ["", "examples a sum", "steps", "before", "last", "selected"]
     heads += ["median round, s", "of p = 1", "fastest, s", "of p = 1", "gradients, MB"]
     lines = [
         [
             f"p = {f['p']}, batches of {f['batch']}",
             str(f["examples"]),
-            f"{f['delay_ms']:g}",
             str(f["steps"]),
             *(f"{100 * f[k]:.1f}" for k in ("source_only", "accuracy", "accuracy_selected")),
             *(
                 text
                 for k in ("round_s", "fastest_s")
-                for text in (f"{f[k]:.1f}", _share(f[k], base[f["batch"], f["delay_ms"]][k]))
+                for text in (f"{f[k]:.1f}", _share(f[k], base[f["batch"]][k]))
             ),
             f"{f['gradient_mb']:.2f}",
         ]

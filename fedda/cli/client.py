@@ -21,7 +21,7 @@ from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.files import states
 from fedda.halves import load
 from fedda.ops import certificate, keys, system
-from fedda.ops.address import address, host
+from fedda.ops.address import address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
 from fedda.ops.spawn import die_with_parent, quiet_port, scripts_first, watch_parent
@@ -63,7 +63,6 @@ def client(
     ] = None,
     reproducible: Annotated[bool, typer.Option("--reproducible")] = False,
     policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    exchange_host: Annotated[list[str] | None, typer.Option(metavar="HOST")] = None,
     cache: Literal["auto", "memory", "disk"] = "auto",
     *,
     files: dict[str, Any],
@@ -85,9 +84,8 @@ def client(
 
     The hospital that wants a model for its unlabelled scans joins with --role target.
 
-    The data stay in this process. It connects to the server only: to --superlink and, while a round
-    sums gradients, to the same host's exchange (port 8444, unless the operator chose another). It
-    runs only the program installed here. What leaves the site are models, atoms, gradients of the
+    The data stay in this process. It connects to --superlink and to nothing else, and runs only the
+    program installed here. What leaves the site are models, atoms, gradients of the
     method's discriminators and the numbers that the method's contract lists (`fedda methods
     --wire`). If the server cannot be reached, the client waits and joins again. Exit code 3 means
     trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
@@ -132,8 +130,6 @@ def client(
             that a run can be repeated exactly: for experiments on one machine. A round uses whole
             blocks, and nobody else should know which images these are.
         policy: What this site lets a server do; see `fedda policy --help`.
-        exchange_host: Another host than that of --superlink at which this site may sum gradients;
-            repeat it for several.
         cache: Where decoded images, tables of numbers and arrays of .npz and HDF5 files are kept:
             in memory, or on disk under --state-dir, so that they may be more than memory holds and
             a restart finds them. auto: on disk if they take more than 1 GB (or a quarter of
@@ -175,9 +171,8 @@ def client(
             "teacher": "" if teacher is None else str(teacher.absolute()),
             "key": "" if key is None else str(key.absolute()),
             "peers": "" if peers is None else str(peers.absolute()),
-            "server": server.host,
+            "server": str(server),
             "notes": not no_notes,
-            "exchange-hosts": ",".join(host(h, "--exchange-host") for h in exchange_host or ()),
             "cache": cache,
             **{name.replace("_", "-"): given for name, given in files.items()},
             "audited": True,

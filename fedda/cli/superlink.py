@@ -11,7 +11,7 @@ import typer
 
 from fedda.cli.at_server import ABOUT
 from fedda.cli.exits import clear_exit
-from fedda.errors import ConfigError, KeyFileError
+from fedda.errors import KeyFileError
 from fedda.halves import load
 from fedda.ops import certificate
 from fedda.ops.address import Address
@@ -36,7 +36,6 @@ def superlink(
     host: str = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8443,
     admin_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    exchange_port: Annotated[int, typer.Option(min=0, max=65535)] = 8444,
     database: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     traffic: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
     connections: Annotated[int, typer.Option(min=1)] = 4096,
@@ -60,16 +59,13 @@ def superlink(
     than this fedda. `FLWR_HOME=hub/flwr flwr run APP fedda` uses it. A browser shows the newest run
     at /live there.
 
-    A firewall has to let sites in at --port, and at --exchange-port if methods that sum gradients
-    are run.
+    A firewall has to let sites in at --port, and nowhere else.
 
     Options:
         directory: Folder with the certificates and sites' keys.
         host: Address to listen on for sites; 0.0.0.0: every interface.
         port: Port that sites dial.
         admin_port: Port for the operator, on 127.0.0.1 only.
-        exchange_port: Port that sites also dial while a round sums gradients (dils, fdann, ...); at
-            other times nothing listens there. 0: any free port.
         database: Keep runs and messages over a restart, in this file. It also holds models in
             transit, unencrypted: use an encrypted volume. Default: in memory.
         traffic: Write requests and bytes per route as JSON.
@@ -81,11 +77,6 @@ def superlink(
         verbose: Show here, too, what Flower writes to DIR/superlink.log.
     """
     with clear_exit():
-        if exchange_port in (port, admin_port):
-            raise ConfigError(
-                f"--exchange-port {exchange_port} is the port of something else here; give it one "
-                "of its own."
-            )
         if parent_pid is not None:
             watch_parent(parent_pid)
         public = Address(read_host(host), port)
@@ -96,7 +87,6 @@ def superlink(
             host=public.host,
             port=port,
             admin_port=admin_port,
-            exchange_port=exchange_port,
             database=None if database is None else database.absolute(),
             traffic=None if traffic is None else traffic.absolute(),
             tls=None if insecure else gateway.Tls(*_certificates(directory)),
@@ -136,8 +126,7 @@ def superlink(
             about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
             (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
-            summing = f", and :{exchange_port} to sum gradients" if exchange_port else ""
-            say(f"ready: sites dial {public}{summing}; operators {admin} ({trust})")
+            say(f"ready: sites dial {public}; operators {admin} ({trust})")
 
         directory.mkdir(parents=True, exist_ok=True)
         with aside(directory / LOG, also=verbose) as say:

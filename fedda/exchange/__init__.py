@@ -7,8 +7,6 @@
 Only gradients of discriminators cross the exchange: no data, no model and no feature.
 """
 
-from collections.abc import Collection
-
 from fedda.exchange.baton import Turns
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.host import Host
@@ -31,27 +29,14 @@ __all__ = [
 ]
 
 
-def connect(
-    invitation: Invitation,
-    server: str = "",
-    hosts: Collection[str] | None = None,
-    ports: Collection[int] = (),
-) -> Stream:
+def connect(invitation: Invitation, address: str = "") -> Stream:
     """Join a session as one site.
 
     Args:
         invitation: the one that the server sent to this site.
-        server: host of the server that this site dials; used if the invitation names no host.
-        hosts: other hosts that this site may dial; None: any, for an invitation that needs no
-            distrust.
-        ports: the ports that this site may dial; empty: any from 1024 on.
+        address: host:port of the server that this site dials, or unix:FOLDER of its socket file.
 
     Raises:
-        PolicyError: this site may not dial the address; nothing was dialled.
         ExchangeError: the exchange cannot be reached, or refuses this site.
     """
-    if not invitation.certificate:
-        return LocalStream(invitation)
-    if hosts is not None:
-        invitation.check_address(server, hosts, ports)
-    return RemoteStream(invitation, server)
+    return RemoteStream(invitation, address) if invitation.name else LocalStream(invitation)

@@ -24,31 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64\x64\x61/exchange/exchange.proto\x12\x0e\x66\x65\x64\x64\x61.exchange\"\x9a\x01\n\x02Up\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.fedda.exchange.HelloH\x00\x12,\n\x08gradient\x18\x02 \x01(\x0b\x32\x18.fedda.exchange.GradientH\x00\x12&\n\x05leave\x18\x03 \x01(\x0b\x32\x15.fedda.exchange.LeaveH\x00\x12\x0e\n\x06values\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"3\n\x05Hello\x12*\n\x08received\x18\x01 \x03(\x0b\x32\x18.fedda.exchange.Position\":\n\x08Gradient\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\"\x07\n\x05Leave\"\x96\x01\n\x04\x44own\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.fedda.exchange.WelcomeH\x00\x12\"\n\x03sum\x18\x02 \x01(\x0b\x32\x13.fedda.exchange.SumH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.fedda.exchange.EndedH\x00\x12\x0e\n\x06values\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"B\n\x07Welcome\x12\'\n\x05taken\x18\x01 \x03(\x0b\x32\x18.fedda.exchange.Position\x12\x0e\n\x06rejoin\x18\x02 \x01(\x01\"(\n\x08Position\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"#\n\x03Sum\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\"&\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x61gain\x18\x02 \x01(\x08\x32@\n\x08\x45xchange\x12\x34\n\x04Join\x12\x12.fedda.exchange.Up\x1a\x14.fedda.exchange.Down(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x66\x65\x64\x64\x61/exchange/exchange.proto\x12\x0e\x66\x65\x64\x64\x61.exchange\"r\n\x02Up\x12,\n\x08gradient\x18\x02 \x01(\x0b\x32\x18.fedda.exchange.GradientH\x00\x12&\n\x05leave\x18\x03 \x01(\x0b\x32\x15.fedda.exchange.LeaveH\x00\x12\x0e\n\x06values\x18\x0f \x01(\x0c\x42\x06\n\x04kind\":\n\x08Gradient\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x12\x10\n\x08\x65xamples\x18\x03 \x01(\x04\"\x07\n\x05Leave\"B\n\x04\x44own\x12\"\n\x03sum\x18\x02 \x01(\x0b\x32\x13.fedda.exchange.SumH\x00\x12\x0e\n\x06values\x18\x0f \x01(\x0c\x42\x06\n\x04kind\"#\n\x03Sum\x12\r\n\x05group\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedda.exchange.exchange_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_UP']._serialized_start=50
-  _globals['_UP']._serialized_end=204
-  _globals['_HELLO']._serialized_start=206
-  _globals['_HELLO']._serialized_end=257
-  _globals['_GRADIENT']._serialized_start=259
-  _globals['_GRADIENT']._serialized_end=317
-  _globals['_LEAVE']._serialized_start=319
-  _globals['_LEAVE']._serialized_end=326
-  _globals['_DOWN']._serialized_start=329
-  _globals['_DOWN']._serialized_end=479
-  _globals['_WELCOME']._serialized_start=481
-  _globals['_WELCOME']._serialized_end=547
-  _globals['_POSITION']._serialized_start=549
-  _globals['_POSITION']._serialized_end=589
-  _globals['_SUM']._serialized_start=591
-  _globals['_SUM']._serialized_end=626
-  _globals['_ENDED']._serialized_start=628
-  _globals['_ENDED']._serialized_end=666
-  _globals['_EXCHANGE']._serialized_start=668
-  _globals['_EXCHANGE']._serialized_end=732
+  _globals['_UP']._serialized_start=49
+  _globals['_UP']._serialized_end=163
+  _globals['_GRADIENT']._serialized_start=165
+  _globals['_GRADIENT']._serialized_end=223
+  _globals['_LEAVE']._serialized_start=225
+  _globals['_LEAVE']._serialized_end=232
+  _globals['_DOWN']._serialized_start=234
+  _globals['_DOWN']._serialized_end=300
+  _globals['_SUM']._serialized_start=302
+  _globals['_SUM']._serialized_end=337
 # @@protoc_insertion_point(module_scope)

@@ -1,8 +1,8 @@
 """Frames as bytes: writing and reading the messages of exchange.proto.
 
-Both ends pass plain bytes to gRPC. So a frame that cannot be read is refused in our own words, and
-traffic is counted as it travels. protobuf would copy a gradient four times on its way. Here its
-values, the last field of a frame, are appended to the rest, and are read in place.
+A frame that cannot be read is refused in our own words. protobuf would copy a gradient four times
+on its way. Here its values, the last field of a frame, are appended to the rest, and are read in
+place.
 """
 
 from typing import TypeVar
@@ -11,10 +11,11 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from fedda.errors import ExchangeError
-from fedda.exchange.exchange_pb2 import Down, Ended, Gradient, Leave, Sum, Up
+from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
 from fedda.exchange.sums import Vector
 
 T = TypeVar("T", bound=Message)
+Note = bytes | memoryview
 
 FLOAT = np.dtype("<f4")
 ROOM = 64 * 1024  # bytes of a frame besides its values: names of groups, counts, a sentence
@@ -34,12 +35,7 @@ def total(group: str, index: int, values: Vector) -> bytes:
     return _frame(Down(sum=Sum(group=group, index=index)), values)
 
 
-def ended(reason: str, *, again: bool = False) -> bytes:
-    """The last frame to a site: why the session or the connection ended."""
-    return Down(ended=Ended(reason=reason, again=again)).SerializeToString()
-
-
-def up(data: bytes) -> tuple[Up, Vector]:
+def up(data: Note) -> tuple[Up, Vector]:
     """Read what a site sent -> the frame without its values, and a view of these.
 
     Raises:
@@ -48,7 +44,7 @@ def up(data: bytes) -> tuple[Up, Vector]:
     return _read(Up(), data)
 
 
-def down(data: bytes) -> tuple[Down, Vector]:
+def down(data: Note) -> tuple[Down, Vector]:
     """Read what the server sent -> the frame without its values, and a view of these.
 
     Raises:
@@ -63,16 +59,16 @@ def _frame(head: Message, values: Vector) -> bytes:
     return b"".join([head.SerializeToString(), bytes([VALUES]), length, raw.view(np.uint8).data])
 
 
-def _read(message: T, data: bytes) -> tuple[T, Vector]:
+def _read(message: T, data: Note) -> tuple[T, Vector]:
     try:
         at, start = _split(data)
-        message.ParseFromString(data[:at])
+        message.ParseFromString(bytes(data[:at]))
         return message, np.frombuffer(data, FLOAT, offset=start) if start < len(data) else EMPTY
     except (DecodeError, IndexError, ValueError):
         raise ExchangeError("A frame of the exchange cannot be read.") from None
 
 
-def _split(data: bytes) -> tuple[int, int]:
+def _split(data: Note) -> tuple[int, int]:
     """Where the field of the values begins, and where the values do; without it, twice the end."""
     at = 0
     while at < len(data):
@@ -92,7 +88,7 @@ def _varint(number: int) -> bytes:
     return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: Note, at: int) -> tuple[int, int]:
     """The number that begins here, and where it ends."""
     number = 0
     for place in range(5):

@@ -1,7 +1,7 @@
 """What is agreed before the first gradient: the groups, and each site's invitation.
 
     Group        which sites sum gradients together, and how often
-    Invitation   where a site finds the exchange, and how the two recognise each other
+    Invitation   which groups a site is in, and how it and the run's program recognise each other
 
 An invitation travels inside a Flower message, so it is as secret and as trusted as that connection.
 `Invitation.parse` still checks all of it, as it checks whatever comes from outside.
@@ -9,26 +9,22 @@ An invitation travels inside a Flower message, so it is as secret and as trusted
 
 import json
 import math
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedda.errors import ExchangeError, PolicyError, WireError
+from fedda.errors import ExchangeError, WireError
+from fedda.lane.invitation import LaneInvitation
+from fedda.lane.tls import TICKETS
 
-MAX_SIZE = 2**28  # values of one gradient, 1 GiB; gRPC's frames end at 2 GiB
+MAX_SIZE = 2**28  # values of one gradient, 1 GiB
 MAX_SYNCS = 2**40
 MAX_MEMBERS = 10_000
 MAX_GROUPS = 10_000
 MAX_TEXT = 255  # characters of a name
 KEYS = "keys"  # the group in which members of masked groups agree on keys; no layout has this name
 MAX_WAIT = 7 * 24 * 3600.0
-FIRST_PORT = 1024  # below it are the ports of a machine's own services
-TICKET = re.compile(r"[0-9a-f]{64}")
-CERTIFICATE = re.compile(
-    r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]{1,8192}-----END CERTIFICATE-----\s*"
-)
-FIELDS = {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
+FIELDS = {"name", "certificate", "ticket", "node", "groups", "wait", "rejoin"}
 
 
 @dataclass(frozen=True)
@@ -91,34 +87,39 @@ class Invitation:
     """What one site needs to take part in one session.
 
     Attributes:
-        host: of the exchange; empty: that of the server that the site is connected to.
-        port: of the exchange; 0: the session is inside this process.
+        name: of the run's lanes; empty: the session is inside this process.
         certificate: the only one that the site accepts, in PEM; empty inside this process.
-        ticket: 64 hexadecimal digits that only this site and the exchange know.
+        ticket: 64 hexadecimal digits that only this site and the run's program know.
         node: the site's name.
-        groups: those that the site is a member of.
-        wait: seconds without an answer after which the site gives up by itself.
+        groups: those that it is a member of.
+        wait: seconds after which a site that hears nothing gives up.
+        rejoin: seconds within which it may connect again after a break.
     """
 
-    host: str
-    port: int
+    name: str
     certificate: str = field(repr=False)
     ticket: str = field(repr=False)
     node: str
     groups: tuple[Group, ...]
     wait: float
+    rejoin: float = 0.0
+
+    @property
+    def lane(self) -> LaneInvitation:
+        """The lane on which gradients and sums travel."""
+        return LaneInvitation(self.name, self.certificate, self.ticket)
 
     def flat(self) -> dict[str, str | int | float]:
         """The invitation as the record of a Flower message."""
         groups = [[g.name, g.size, g.syncs, list(g.members), g.masked] for g in self.groups]
         return {
-            "host": self.host,
-            "port": self.port,
+            "name": self.name,
             "certificate": self.certificate,
             "ticket": self.ticket,
             "node": self.node,
             "groups": json.dumps(groups, separators=(",", ":")),
             "wait": self.wait,
+            "rejoin": self.rejoin,
         }
 
     @classmethod
@@ -136,55 +137,24 @@ class Invitation:
             fields["groups"] = check_groups(groups)
             invitation = cls(**fields)
             invitation._check()
-        except (ValueError, TypeError, RecursionError, ExchangeError):
+        except (ValueError, TypeError, RecursionError, ExchangeError, WireError):
             raise WireError(
                 "The invitation to the exchange cannot be read: server and site need the same "
                 "version of fedda."
             ) from None
         return invitation
 
-    def check_address(
-        self, server: str, hosts: Collection[str] = (), ports: Collection[int] = ()
-    ) -> None:
-        """Check that a site may dial this address: a server could name any machine near the site.
-
-        Args:
-            server: the host that the site dials as its server.
-            hosts: other hosts that the site allows.
-            ports: the ports that the site allows; empty: any from 1024 on.
-
-        Raises:
-            PolicyError: it may not; nothing was dialled.
-        """
-        if not self.certificate:
-            return  # inside this process
-        host = self.host or server
-        if not host or _plain(host) not in {_plain(known) for known in (server, *hosts)}:
-            raise PolicyError(
-                f"The server asks this site to sum gradients at the host {host!r}, but the site "
-                f"dials only {' or '.join(filter(None, (server, *hosts))) or 'no host'}; if that "
-                "host belongs to the server, allow it with --exchange-host or in the policy."
-            )
-        if self.port not in ports if ports else self.port < FIRST_PORT:
-            known = ", ".join(map(str, ports)) or f"from {FIRST_PORT} on"
-            raise PolicyError(
-                f"The server asks this site to sum gradients at port {self.port}, but the site "
-                f"dials only ports {known} (exchange.ports of the policy)."
-            )
-
     def _check(self) -> None:
-        local = self.port == 0 and self.certificate == ""
+        if self.name or self.certificate:
+            LaneInvitation.parse(self.lane.flat())
+        seconds = (self.wait, self.rejoin)
         valid = (
-            type(self.host) is str
-            and len(self.host) <= MAX_TEXT
-            and type(self.port) is int
-            and 0 <= self.port < 2**16
-            and (local or (self.port > 0 and CERTIFICATE.fullmatch(self.certificate) is not None))
-            and TICKET.fullmatch(self.ticket) is not None
+            type(self.ticket) is str
+            and TICKETS.fullmatch(self.ticket) is not None
             and all(self.node in group.members for group in self.groups)
-            and type(self.wait) in (int, float)
-            and math.isfinite(self.wait)
+            and all(type(s) in (int, float) and math.isfinite(s) for s in seconds)
             and 0 < self.wait <= MAX_WAIT
+            and 0 <= self.rejoin <= MAX_WAIT
         )
         if not valid:
             raise ValueError
@@ -194,11 +164,6 @@ def _group(name: Any, size: Any, syncs: Any, members: Any, masked: Any) -> Group
     if type(members) is not list:
         raise ValueError
     return Group(name, size, syncs, tuple(members), masked)
-
-
-def _plain(host: str) -> str:
-    """A host's name as it is compared: in lower case, without brackets and a last dot."""
-    return host.strip("[]").rstrip(".").lower()
 
 
 def _is_name(name: object) -> bool:

@@ -1,67 +1,43 @@
-"""The server's end of the gRPC exchange: it listens with TLS and admits sites by their tickets."""
+"""The server's end of the exchange: sessions that sites join over lanes of the run."""
 
-import contextlib
-import errno
-import ipaddress
 import logging
-import os
-import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import grpc
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 from fedda.errors import ExchangeError
-from fedda.exchange import tls
-from fedda.exchange.connections import Connections
+from fedda.exchange import frames
 from fedda.exchange.groups import Group
 from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
+from fedda.exchange.sums import Sums
 from fedda.exchange.tally import Tally
-from fedda.ops import system
-from fedda.ops.address import Address
-from fedda.ops.spawn import RESERVED
+from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_host import LaneHost
 
 log = logging.getLogger("fedda.exchange")
 
 TICK_S = 0.1
-RETRY_S = 0.25  # between two attempts to get a port
-GRACE_S = 2.0  # for streams to end by themselves when a session is closed
-CONNECTIONS = 1024  # at a time, with those of strangers
-HANDSHAKE_MS = 5_000
-IDLE_MS = 10_000  # for a connection without a call; a site's call lasts as long as the session
-SPARE = 16  # calls beyond one per site, so that strangers are told that they are refused
+GRACE_S = 2.0  # for what is on its way to sites when a session is closed
 LOG_LEVELS = {"refused": logging.WARNING, "ended": logging.WARNING, "cut": logging.WARNING}
 
 
 class Host:
-    """Opens sessions that sites join over the network.
+    """Opens sessions that sites join over the network."""
 
-    Only one session at a time can be open, unless the system chooses the port.
-    """
-
-    def __init__(
-        self,
-        bind: str = "127.0.0.1",
-        port: int = 0,
-        notice: Notice = ignore,
-        announce: str | None = None,
-    ) -> None:
-        """Set where sessions listen.
+    def __init__(self, lanes: LaneHost | Path, notice: Notice = ignore) -> None:
+        """Set where sites come.
 
         Args:
-            bind: this machine's address to listen on; 0.0.0.0 or :: for all its addresses.
-            port: to listen on; 0: the system chooses one.
+            lanes: the run's; or a folder, in which each session opens lanes of its own.
             notice: called with each event (joined, cut, resumed, left, refused, ended), its site
                 and a sentence about it; from several threads, one at a time.
-            announce: the host name or address in invitations; None: it is `bind`. If it is empty or
-                stands for all addresses, invitations name no host: sites use that of the server.
         """
-        self._bind, self._port, self._notice, self._announce = bind, port, notice, announce
+        self._lanes, self._notice = lanes, notice
 
     def open(
         self,
@@ -74,117 +50,151 @@ class Host:
     ) -> "RemoteSession":
         """Open a session; the arguments are those of `Meeting`.
 
-        Another run's session may hold the port during a round. This waits for the port as long as
-        for the sites.
-
         Raises:
-            ExchangeError: the port stays taken, the address is not this machine's, or the groups
-                are not valid.
+            ExchangeError: the groups are not valid.
         """
 
         def notice(what: str, site: str, text: str) -> None:
             log.log(LOG_LEVELS.get(what, logging.INFO), "%s", text)
             self._notice(what, site, text)
 
-        deadline = time.monotonic() + join
-        while True:
-            meeting = Meeting(
-                groups, join=join, wait=wait, rejoin=rejoin, notice=notice, outliers=outliers
-            )
-            try:
-                return RemoteSession(meeting, self._bind, self._port, self._announce)
-            except ExchangeError:
-                if time.monotonic() > deadline or not _may_become_free(self._bind, self._port):
-                    raise
-            time.sleep(RETRY_S)
+        meeting = Meeting(
+            groups, join=join, wait=wait, rejoin=rejoin, notice=notice, outliers=outliers
+        )
+        return RemoteSession(meeting, self._lanes)
 
 
 class RemoteSession(Session):
-    """A session that sites join over the network."""
+    """A session that sites join over the network.
 
-    def __init__(self, meeting: Meeting, bind: str, port: int, announce: str | None = None) -> None:
+    The threads of lanes, and the clock's, hold one lock while they use the meeting. The hash of a
+    large frame takes as long as sending it, so it is computed without that lock.
+    """
+
+    def __init__(self, meeting: Meeting, lanes: LaneHost | Path) -> None:
         super().__init__(meeting)
-        certificate, key = tls.fresh()
-        self._connections = Connections(meeting, self._bytes_to, self._bytes_from)
-        self._pool = ThreadPoolExecutor(len(meeting.sites) + SPARE, "exchange")
-        self._server = grpc.server(
-            self._pool,
-            [_handler(self._join)],
-            options=[
-                *tls.options(sums.group for sums in meeting.sums.values()),
-                ("grpc.so_reuseport", int(RESERVED in os.environ)),  # else a taken port is an error
-                ("grpc.http2.min_ping_interval_without_data_ms", tls.PING_MS // 2),
-                # Strangers: as many as may be, and not for long. gRPC cannot limit them by address.
-                ("grpc.max_allowed_incoming_connections", system.connections(CONNECTIONS)),
-                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-                ("grpc.max_connection_idle_ms", IDLE_MS),
-            ],
-            maximum_concurrent_rpcs=len(meeting.sites) + SPARE,
-        )
-        try:
-            credentials = grpc.ssl_server_credentials([(key, certificate)])
-            port = self._server.add_secure_port(str(Address(bind, port)), credentials)
-        except RuntimeError:
-            self._server.stop(None).wait()
-            self._pool.shutdown()
-            raise ExchangeError(
-                f"The exchange cannot listen on {Address(bind, port)!s}: wait for the run that "
-                "uses this port to end, stop the program that uses it, or give another address or "
-                "port (exchange.bind, exchange.port; with port 0 the system chooses)."
-            ) from None
-        host = bind if announce is None else announce
-        host = "" if _is_wildcard(host) else host
-        self.invitations = invite(meeting, host, port, certificate.decode())
-        self._tickets = {s: tls.hashed(i.ticket) for s, i in self.invitations.items()}
-        self._closed = threading.Event()
+        self._own = LaneHost(lanes) if isinstance(lanes, Path) else None
+        self._lanes = host = self._own or lanes
+        assert isinstance(host, LaneHost)
+        self.invitations = invite(meeting, host.name, host.certificate)
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        # By site, from the arrival of a frame until it is counted.
+        self._taking = {site: threading.Lock() for site in meeting.sites}
+        self._left: set[str] = set()
+        self._announced = False
+        self._lines = {
+            site: LaneEnd(
+                noted=partial(self._take, site),
+                most=max(sums.group.size for sums in meeting.sums_of(site)) * frames.FLOAT.itemsize
+                + frames.ROOM,
+            )
+            for site in meeting.sites
+        }
+        for site, line in self._lines.items():
+            host.invite(self.invitations[site].ticket, line, f"{site} in the exchange")
         self._clock = threading.Thread(target=self._tick, name="exchange-clock", daemon=True)
-        self._server.start()
         self._clock.start()
 
     def tallies(self) -> Mapping[tuple[str, str], Tally]:
-        return self._connections.tallies()
+        """What has come, by site and group, with every gradient that was added so far."""
+        for taking in self._taking.values():
+            with taking:
+                pass
+        return dict(self._tallies)
 
     def give_up(self, site: str) -> None:
-        self._connections.give_up(site)
+        with self._lock:
+            self._meeting.give_up(site)
+            self._announce_end()
 
     def close(self) -> None:
         if self._closed.is_set():
             return
         self._closed.set()
-        with self._connections.lock:
+        with self._lock:
             self._end_if_early()
-        self._connections.close()
+            self._announce_end()
+        for site, line in self._lines.items():
+            line.end(self._meeting.ended or "The exchange is over.")
+            assert isinstance(self._lanes, LaneHost)
+            self._lanes.forget(self.invitations[site].ticket)
+        until = time.monotonic() + GRACE_S
+        for line in self._lines.values():
+            with line.lock:
+                line.lock.wait_for(lambda line=line: line.is_silent, until - time.monotonic())
         self._clock.join()
-        self._server.stop(GRACE_S).wait()
-        self._pool.shutdown()
+        if self._own is not None:
+            self._own.close()
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_S):
-            self._connections.tick()
+            with self._lock:
+                for site in self._lines:
+                    self._attend(site)
+                self._meeting.tick()
+                self._announce_end()
 
-    def _join(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        ticket = dict(context.invocation_metadata()).get(tls.TICKET, "")
-        return self._connections.serve(tls.owner(str(ticket), self._tickets), incoming)
+    def _attend(self, site: str) -> None:
+        """Note whether a site is connected."""
+        is_there, known = self._lines[site].connected, self._meeting.is_connected(site)
+        if is_there == known or site in self._left or self._meeting.ended:
+            return
+        if is_there:
+            self._meeting.arrive(site)
+        else:
+            self._meeting.lose(site)
 
+    def _take(self, site: str, data: frames.Note) -> None:
+        """Take one frame; one that is not due ends the session."""
+        with self._taking[site]:
+            group = ""
+            with self._lock:
+                self._bytes_from[site] += len(data)
+                try:
+                    self._attend(site)
+                    group = self._taken(site, data)
+                except Exception as error:  # a defect of fedda: no site should wait for ever
+                    log.exception("the exchange failed")
+                    self._meeting.end(
+                        f"The exchange failed at the server ({type(error).__name__})."
+                    )
+                self._announce_end()
+            if group:
+                self._tallies[site, group].add(data)
 
-def _handler(join: Any) -> grpc.GenericRpcHandler:
-    _, service, method = tls.PATH.split("/")
-    # gRPC passes plain bytes, so that `frames` reads them and their length can be counted.
-    handlers = {method: grpc.stream_stream_rpc_method_handler(join)}
-    return grpc.method_handlers_generic_handler(service, handlers)
+    def _taken(self, site: str, data: frames.Note) -> str:
+        """Take one frame -> the group of a gradient, or nothing."""
+        meeting = self._meeting
+        if meeting.ended:
+            return ""  # the frame was on its way when the session ended
+        try:
+            up, values = frames.up(data)
+            kind = up.WhichOneof("kind")
+            if kind == "gradient":
+                head = up.gradient
+                for sums in meeting.add(site, head.group, head.index, head.examples, values):
+                    self._send(sums)
+                return head.group
+            if kind != "leave":
+                raise ExchangeError(f"{site} sent a frame of kind '{kind}', which is not due.")
+            self._left.add(site)
+            meeting.leave(site)
+            self._lines[site].end("This site has left the exchange.")
+        except ExchangeError as error:
+            meeting.refuse(site, str(error))
+        return ""
 
+    def _send(self, sums: Sums) -> None:
+        assert sums.last is not None
+        data = frames.total(sums.group.name, sums.index - 1, sums.last)
+        for member in sums.group.members:
+            self._bytes_to[member] += len(data)
+            self._lines[member].post(data)
 
-def _may_become_free(bind: str, port: int) -> bool:
-    """Whether another attempt at a port may succeed; none does at another machine's address."""
-    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
-    try:
-        socket.create_server((bind, port), family=family).close()
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    return True
-
-
-def _is_wildcard(bind: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(bind).is_unspecified
-    return False
+    def _announce_end(self) -> None:
+        """Once a session ended early, say the reason to every site as its last frame."""
+        if self._meeting.ended and not self._announced:
+            self._announced = True
+            for line in self._lines.values():
+                line.end(self._meeting.ended)

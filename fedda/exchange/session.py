@@ -76,22 +76,20 @@ class Session(ABC):
             self._meeting.end("The server closed the exchange before its last sync.")
 
 
-def invite(
-    meeting: Meeting, host: str = "", port: int = 0, certificate: str = ""
-) -> dict[str, Invitation]:
+def invite(meeting: Meeting, name: str = "", certificate: str = "") -> dict[str, Invitation]:
     """An invitation for every site of a meeting, each with its own ticket."""
     # The longest that a sum can take within the rules, and 10 s for the frames' way.
     longest = math.fsum([meeting.join, meeting.wait, 2 * meeting.rejoin, 10.0])
     patience = min(longest, MAX_WAIT)  # a site refuses an invitation with more
     return {
         site: Invitation(
-            host=host,
-            port=port,
+            name=name,
             certificate=certificate,
             ticket=secrets.token_hex(32),
             node=site,
             groups=tuple(sums.group for sums in meeting.sums_of(site)),
             wait=patience,
+            rejoin=min(meeting.rejoin, MAX_WAIT),
         )
         for site in meeting.sites
     }

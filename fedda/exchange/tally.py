@@ -16,7 +16,7 @@ class Tally:
         self.bytes = 0
         self._hash = sha256()
 
-    def add(self, frame: bytes) -> None:
+    def add(self, frame: bytes | memoryview) -> None:
         """Add a frame after all before it."""
         self.frames += 1
         self.bytes += len(frame)

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda.errors import WireError
-from fedda.exchange.groups import CERTIFICATE, TICKET
+
+from .tls import CERTIFICATES, TICKETS
 
 KIND = "query.lane"  # of the message that invites, and the name of its table
 TABLE = "lane"
@@ -58,7 +59,7 @@ class LaneInvitation:
         Raises:
             WireError: it is no invitation.
         """
-        rules = {"name": NAME, "certificate": CERTIFICATE, "ticket": TICKET}
+        rules = {"name": NAME, "certificate": CERTIFICATES, "ticket": TICKETS}
         fields = dict(flat)
         if {*fields} != FIELDS or not all(
             isinstance(fields[name], str) and rule.fullmatch(fields[name])

@@ -16,8 +16,9 @@ from flwr.app import Message
 
 from fedda.errors import ExchangeError, WireError
 
-from . import parcels
+from . import parcels, posts
 from .parcels import Frame, Incoming, Outgoing
+from .posts import Posts
 
 REMEMBERED = 256  # names of messages that came whole, as the other end may ask after a break
 
@@ -34,6 +35,10 @@ class Ended(ExchangeError):
         self.again = again
 
 
+def _never(*_: Any) -> Any:
+    raise WireError("a frame came that is not due")
+
+
 class LaneEnd:
     """One end of a lane.
 
@@ -46,10 +51,12 @@ class LaneEnd:
 
     def __init__(
         self,
-        admit: Callable[[Incoming, Callable[[], bool]], bool],
-        came: Callable[[Incoming], None],
+        admit: Callable[[Incoming, Callable[[], bool]], bool] = _never,
+        came: Callable[[Incoming], None] = _never,
         sent: Callable[[str], None] = lambda _: None,
         anew: Callable[[], None] = lambda: None,
+        noted: Callable[[memoryview | bytes], None] = _never,
+        most: int = 0,
     ) -> None:
         """Prepare for connections.
 
@@ -59,17 +66,22 @@ class LaneEnd:
             came: takes a message that came whole.
             sent: is told the name of a message that the other end has whole.
             anew: called when another process of the other end takes its place.
+            noted: takes a note that came whole.
+            most: bytes that such a note may have.
         """
         self.lock = threading.Condition()
         self.connected, self.since, self.heard = False, time.monotonic(), time.monotonic()
         self.partial: Incoming | None = None
         self._admit, self._came, self._sent, self._anew = admit, came, sent, anew
+        self._posts, self._noted = Posts(most), noted
+        self._last_words: Frame | None = None
         self._out: dict[str, Outgoing] = {}  # in order
         self._control: deque[Frame] = deque()
         self._whole: deque[str] = deque(maxlen=REMEMBERED)
         self._me, self._other = secrets.token_hex(8), ""
         self._open, self._last = 0, 0  # the number of the open connection, of the last one
         self._going = False  # whether `partial` has begun, or gone on, in this connection
+        self._said_all = False  # whether the last words of this connection are sent
         self._hang_up: Callable[[], Any] = lambda: None
 
     def send(self, message: Message, name: str) -> int:
@@ -79,6 +91,12 @@ class LaneEnd:
             self._out[name] = outgoing
             self.lock.notify_all()
         return outgoing.size
+
+    def post(self, note: bytes) -> None:
+        """Send a note before all messages, now or once there is a connection."""
+        with self.lock:
+            self._posts.add(note)
+            self.lock.notify_all()
 
     def is_sent(self, name: str) -> bool:
         """Whether the other end has a message whole."""
@@ -102,11 +120,21 @@ class LaneEnd:
             return partial.answers
 
     def end(self, reason: str) -> None:
-        """Let this be the last frame of the open connection."""
+        """Let this be the last frame of a connection, after the notes on their way."""
         with self.lock:
-            self._control.append(parcels.control(parcels.END, {"reason": reason, "again": False}))
+            self._last_words = parcels.control(parcels.END, {"reason": reason, "again": False})
             self._out.clear()
             self.lock.notify_all()
+
+    @property
+    def met(self) -> bool:
+        """Whether both ends have ever heard of each other."""
+        return bool(self._other)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no connection has anything left to send."""
+        return not self._open or self._said_all
 
     def cut(self) -> None:
         """Break the open connection."""
@@ -125,7 +153,7 @@ class LaneEnd:
             self._last += 1
             self._open, self._hang_up = self._last, hang_up
             self._control.clear()
-            self._going = False
+            self._going = self._said_all = False
             self.heard = time.monotonic()
             self._turn(False)
         if was and old:
@@ -151,7 +179,9 @@ class LaneEnd:
         """What a connection sends, until it is over."""
         with self.lock:
             partial = self.partial and [self.partial.name, self.partial.got]
-            hello = {"me": self._me, "whole": [*self._whole], "partial": partial}
+            whole, notes = [*self._whole], self._posts.came
+            hello = {"me": self._me, "whole": whole, "partial": partial, "notes": notes}
+            hello["you"] = self._other  # of whom that is said
         yield parcels.control(parcels.HELLO, hello)
         while (frame := self._next(number)) is not None:
             yield frame
@@ -163,6 +193,11 @@ class LaneEnd:
             while number == self._open:
                 if self._control:
                     return self._control.popleft()
+                if self.connected and (frame := self._posts.next()) is not None:
+                    return frame
+                if self._last_words and (self.connected or not self._posts.waiting):
+                    self._said_all = True
+                    return self._last_words
                 for each in self._out.values() if self.connected else ():
                     if (frame := each.next()) is not None:
                         return frame
@@ -187,7 +222,11 @@ class LaneEnd:
                 kind = 0
             if kind == parcels.PART:
                 self._part(memoryview(frame)[1:])
+            note = self._posts.take(frame) if kind == posts.POST else None
         match kind:
+            case posts.POST:
+                if note is not None:
+                    self._noted(note)
             case parcels.PART:
                 self._finish()
             case parcels.BEGIN:
@@ -249,7 +288,9 @@ class LaneEnd:
         """Go on with every message where the other end says that it stopped."""
         try:
             other, whole = str(about["me"]), {str(name) for name in about["whole"]}
-            name, got = about["partial"] or ("", 0)
+            (name, got), notes = about["partial"] or ("", 0), about["notes"]
+            if about["you"] != self._me:  # it knows another program of ours
+                whole, name, got, notes = set(), "", 0, 0
             if type(got) is not int or not 0 <= got <= self._size(name):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
@@ -258,6 +299,8 @@ class LaneEnd:
             anew, self._other = self._other not in ("", other), other
             if anew:
                 self.partial = None
+                self._posts.begin()
+            self._posts.go_on(notes)
             arrived = [n for n in self._out if n in whole]
             for each in arrived:
                 del self._out[each]

@@ -4,6 +4,7 @@
     B  a message begins, or goes on: how many bytes of its arrays came before, and its head
     P  a piece of its arrays, which follow each other
     A  the message of this name has come whole
+    N  a piece of a note (`posts`)
     E  the end: a sentence, as JSON
 
 The first byte of a frame is its kind. The head is a JSON text: the message's metadata, its tables,

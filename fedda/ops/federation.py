@@ -103,7 +103,6 @@ class Deployment:
         """Start the server, and wait until it is ready for requests."""
         options = ["--dir", self.home, "--host", LOOPBACK, "--port", self.port]
         options += ["--admin-port", self.admin_port, "--traffic", self.traffic]
-        options += ["--exchange-port", 0]  # the system chooses a free port for each session
         options += ["--reserved"]
         options += ["--insecure"] if self.insecure else []
         options += ["--database", self.database] if self.database else []

@@ -19,11 +19,9 @@ from fedda.errors import RunError
 
 LOOPBACK = "127.0.0.1"
 # Environment variables that a SuperLink sets for the programs it starts.
-EXCHANGE_AT = "FEDDA_EXCHANGE"  # where an exchange of gradients is to listen, host:port
 LANES = "FEDDA_LANES"  # the folder of the socket files to which sites are passed on
 WORK = ".work"  # how a file there ends that says what sites work on
 SERVER_PID = "FEDDA_SERVER_PID"  # the SuperLink's process
-RESERVED = "FEDDA_RESERVED"  # set if its ports are held by another process (`Reserved`)
 REGISTERED = "FEDDA_REGISTERED"  # the file of the registered sites, by node
 
 

@@ -68,7 +68,6 @@ class GatewaySettings:
     host: str = spawn.LOOPBACK
     port: int = 8443
     admin_port: int = 8000
-    exchange_port: int = 0
     tls: Tls | None = None
     database: Path | None = None
     traffic: Path | None = None
@@ -99,9 +98,6 @@ def run(
     spawn.adopt_orphans()
     os.environ.update({**OFFLINE, spawn.SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
-    os.environ[spawn.EXCHANGE_AT] = str(Address(settings.host, settings.exchange_port))
-    if settings.reserved:
-        os.environ[spawn.RESERVED] = "1"
     if settings.registered is not None:
         os.environ[spawn.REGISTERED] = str(settings.registered)
     most = system.connections(settings.limits.in_all)

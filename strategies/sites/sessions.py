@@ -35,8 +35,8 @@ def convene(
     lazy = setup.summing
     if setup.exchange is None:
         raise ConfigError(
-            f"{setup.task.method} sums gradients between sites in mid-round; run it with "
-            "`fedda run`, whose server hosts that exchange."
+            f"{setup.task.method} sums gradients between sites in mid-round, which needs the "
+            "server that `fedda superlink` starts."
         )
     if syncs < 1:
         batch = setup.task.train.batch_size

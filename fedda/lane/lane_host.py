@@ -1,4 +1,7 @@
-"""The server's end of a run's lanes: gRPC on a socket file; the gateway passes sites on to it."""
+"""The server's end of a run's lanes: gRPC on a socket file; the gateway passes sites on to it.
+
+A site has one lane for its requests, and another one while it sums gradients.
+"""
 
 import logging
 import threading
@@ -10,11 +13,11 @@ from typing import Any
 import grpc
 
 from fedda.errors import WireError
-from fedda.exchange import tls
-from fedda.lane import invitation, parcels
-from fedda.lane.invitation import LaneInvitation
-from fedda.lane.lane_end import CutOff, Ended, LaneEnd
 from fedda.ops import system
+
+from . import invitation, parcels, tls
+from .invitation import LaneInvitation
+from .lane_end import CutOff, Ended, LaneEnd
 
 log = logging.getLogger("fedda.server")
 
@@ -32,13 +35,18 @@ OPTIONS = [
 
 
 class LaneHost:
-    """Serves the lanes of one run; `invite` says who may come."""
+    """Serves the lanes of one run; `invite` says who may come.
+
+    Attributes:
+        name: that sites call.
+        certificate: the only one that they accept, in PEM.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Listen in the gateway's folder."""
         self.name = invitation.new_name()
         certificate, key = tls.fresh(self.name)
-        self._certificate = certificate.decode()
+        self.certificate = certificate.decode()
         self._path = folder / self.name
         # By the ticket's hash: the lane, whether a signature is the site's, and its name.
         self._known: dict[bytes, tuple[LaneEnd, Callable[[str], bool], str]] = {}
@@ -66,19 +74,27 @@ class LaneHost:
         self._server.start()
 
     def invite(
-        self, ticket: str, line: LaneEnd, is_signed: Callable[[LaneInvitation, str], bool], who: str
+        self,
+        ticket: str,
+        line: LaneEnd,
+        who: str,
+        is_signed: Callable[[LaneInvitation, str], bool] = lambda made, said: True,
     ) -> LaneInvitation:
         """Let a site come -> its invitation.
 
         Args:
             ticket: the site's.
             line: takes its connections.
-            is_signed: whether a signature is the site's.
             who: the site, for the log.
+            is_signed: whether a signature is the site's; by default the ticket is enough.
         """
-        made = LaneInvitation(self.name, self._certificate, ticket)
+        made = LaneInvitation(self.name, self.certificate, ticket)
         self._known[tls.hashed(ticket)] = line, lambda said: is_signed(made, said), who
         return made
+
+    def forget(self, ticket: str) -> None:
+        """Let nobody come with this ticket any more."""
+        self._known.pop(tls.hashed(ticket), None)
 
     def close(self) -> None:
         """End all lanes: the run is over."""
