@@ -782,6 +782,7 @@ def test_two_jobs_give_the_same_results(
 ) -> None:
     made = plan(root, tmp_path, seeds=[0])
     notices: Notices = []
+    others = {*multiprocessing.active_children()}  # of other tests
     assert made.run(2, note(notices)) == {}
     theirs = {entry[:3]: entry for entry in accuracies_of(done[0])}
     assert accuracies_of(made) == [theirs[entry[:3]] for entry in accuracies_of(made)]
@@ -789,7 +790,7 @@ def test_two_jobs_give_the_same_results(
     names = {cell.name for cell in made.cells()}
     assert sorted(name for what, name, _ in notices if what == "done") == sorted(names)
     assert all(value is None for what, _, value in notices if what == "done")
-    assert not multiprocessing.active_children()
+    assert {*multiprocessing.active_children()} <= others
 
 
 @pytest.mark.nightly("fedda/comparison", "fedda/ops/engines.py", "server/simulation.py")

@@ -240,7 +240,7 @@ TASK |= {"shares", "column-names"}
 OFFER = {"role": str, "name": str, "version": str, "examples": int, "tested": int}
 OFFER |= {"classes": list, "shape": list, "columns": list, "keys": bool}
 SUM = {"p", "overlap", "min-examples", "expose-features", "clip", "noise", "masked"}
-SUM |= {"host", "port", "certificate", "ticket", "node", "groups", "wait"}
+SUM |= {"name", "certificate", "ticket", "node", "groups", "wait", "rejoin"}
 # Of all arrays in these runs: an MLP for images of 8 x 8 and 4 classes, a discriminator with its
 # optimizer, and three atoms of 32 points.
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
