@@ -6,7 +6,8 @@ The notes, `methods/notes/NAME.md`, begin with a head that only this module read
     PART HOP            what the part does in that hop, for the picture
     server HOP          what the server does with the replies
 
-Under their heading `HELPS` comes the method's row of each table of results that has one.
+Before their heading `HELPS` come the symbols of its formulas, and under it the method's row of each
+table of results that has one.
 """
 
 import re
@@ -35,10 +36,10 @@ HALVES = ("fedda/algorithms", "strategies", "clients")
 
 def page_of(name: str) -> str:
     """The page of a method -> Markdown, with links as from `docs/methods/`."""
-    chosen, (about, rest) = plugins.method(name), docstring(name)
+    chosen, (about, known, rest) = plugins.method(name), docstring(name)
     text, head = notes(name)
     parts = [f"# {chosen.title}", about, picture(chosen, head)]
-    parts += [text.replace(HELPS, f"{HELPS}\n\n{measured(chosen.title)}", 1)]
+    parts += [text.replace(HELPS, f"{known}\n\n{HELPS}\n\n{measured(chosen.title)}", 1)]
     parts += ["## What crosses", "What else crosses is refused, on the way out and on the way in."]
     crossing = [(c.part, c.when, c.enters, c.leaves) for c in wire_table.of_method(name)]
     parts += [table(("part", "when", "enters", "leaves"), crossing)]
@@ -182,13 +183,16 @@ def preset_columns(name: str) -> list[str]:
 # ---- docstrings --------------------------------------------------------------------------------
 
 
-def docstring(name: str) -> tuple[str, str]:
-    """What a method does in a line, and the rest of its module's docstring as Markdown."""
+def docstring(name: str) -> tuple[str, str, str]:
+    """What a method does in a line, its symbols, and what else its module's docstring says.
+
+    Without its first paragraph, which cites the paper, as the notes do.
+    """
     first, _, rest = (plugins.algorithm(name).__doc__ or "").partition("\n")
     about = first.partition(": ")[2] or first
-    blocks = re.split(r"\n\s*\n", rest.strip("\n"))
-    made = [symbols(each) if each.startswith("    ") else escaped(each) for each in blocks if each]
-    return escaped(about[0].upper() + about[1:]), "\n\n".join(made)
+    _, known, *blocks = re.split(r"\n\s*\n", rest.strip("\n"))
+    made = [symbols(each) if each.startswith("    ") else escaped(each) for each in blocks]
+    return escaped(about[0].upper() + about[1:]), symbols(known), "\n\n".join(made)
 
 
 def symbols(block: str) -> str:

@@ -2,11 +2,12 @@
 
 Li et al., ICLR workshop 2017, https://arxiv.org/abs/1603.04779
 
-Algorithm 1 is `fedda.models.own_statistics`; its mu and sigma^2 are `fedda.maths.moments`.
+    mean, variance  (d,)  mu^T and (sigma^T)^2 of a layer's d channels over the target's images
+                          (`fedda.models.own_statistics`)
+    weight, bias    (d,)  gamma and beta, learnt by the sources
 
-AdaBN changes no parameter. Training normalises by each batch's own statistics, so in every round
-the parameters are FedAvg's to the last bit. AdaBN's gain over FedAvg thus comes from the statistics
-alone, which makes AdaBN the control for the gain of every other method.
+Training normalises by each batch's own statistics, so in every round the parameters are FedAvg's to
+the last bit: AdaBN's gain over FedAvg comes from the statistics alone.
 """
 
 from collections.abc import Iterable

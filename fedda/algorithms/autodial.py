@@ -8,6 +8,7 @@ layer, https://github.com/ducksoup/autodial.
     square         (d,)         its second moment, var + mu^2; means of it mix exactly
     alpha          scalar       in [1/2, 1], one per layer, learnt; at 1 each side has its own
                                 moments, at 1/2 both have the same
+    lambda         float        weight of the entropy at the target (`autodial.entropy`)
 
 An image of side s is normalised by the moments of the mixture alpha q_s + (1 - alpha) q_t, one of
 the target by alpha q_t + (1 - alpha) q_s. The loss is the sources' cross entropy plus lambda times

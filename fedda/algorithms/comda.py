@@ -6,10 +6,14 @@ Liu, Xi, Li, Xu, Bai and Zhao, IEEE TCSVT 2023, https://doi.org/10.1109/TCSVT.20
     p           (K, N, C)   what each source's model says of the images; nothing else of it is used
     c           (K, N)      its confidences, max_c p
     w           (K,)        weights of the sources, summing to 1
+    v           (K,)        how clearly each source's confidences fall into two, Otsu's variance
     Z           (N, C)      the running sum of the answers, and t, how often they were asked for
     consensus   (N, C)      the labels that are learnt
     logits      (2, n, C)   of the target's two networks
     alpha       float       how far the second half of the training is, 0 to 1
+    lam         float       lambda, drawn from Beta(.3, .3), then the larger of it and 1 - lambda
+    small       (m,)        S, images of a mini-batch with the smallest loss under the other network
+    f           float       the share that is left out in the first half (`comda.forget`)
 
 Sources train as SHOT's do, once, and may leave (`fedda.algorithms.shot`). The target sends no
 image: it holds their models, and asks them at home. Its networks never see their weights. The

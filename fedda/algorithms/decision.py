@@ -7,6 +7,7 @@ https://github.com/driptaRC/DECISION. The losses are SHOT's (`fedda.algorithms.s
     logits      (K, N, C)   of the models, whose heads are frozen
     w           (K,)        their weights, learnt beside the encoders, summing to 1
     v           (K, N, d)   each model's points, and mu (K, C, d) its centroids
+    beta        float       weight of the cross entropy on pseudo-labels
 
 The target's prediction is softmax(sum_k w_k logits_k), with w = softmax(a) of parameters a that
 begin equal. In the authors' code w is sigmoid(a) / sum(sigmoid(a)), and a begins between -1 and 1

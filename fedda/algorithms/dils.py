@@ -7,6 +7,7 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1; the losses are
                               starts as a copy of E_opt
     DI           network      discriminator, with identical copies at both sites
     p            int          steps between two exchanges (`exchange.p`)
+    G, g_sync    gradients    what a site has gathered over p steps, and what moves both copies
 
 The first rounds train the collaborator's model on its labels. In all later rounds no model is sent
 between the sites: E_T stays at the target, and each site keeps its optimizers and the gradients

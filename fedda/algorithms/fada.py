@@ -11,6 +11,7 @@ authors is public. "The parent code" is that of DAL, which FADA builds on (`dise
     theta_0, theta_i    models    at the start of a round; source i's after the round
     gain                (K,)      gap statistic before minus after source i's update at the target
     w                   (K,)      dynamic attention, softmax of the gains
+    f_di, f_ds          (N, d)    domain-invariant and domain-specific part of the features
 
 `fada.parts` chooses among the paper's three models: `attention` (I), `adversarial` (I and II) and
 `all` (I, II and III).

@@ -8,6 +8,8 @@ random Fourier features of the kernels (`fedda.maths.fourier`).
     MMD^2    float   |w|^2, with mu_S the mean over the sources
     scale    float   unit of the bandwidths: given, or the median distance of the target's features
                      when the round before ended
+    phi      (2M,)   Fourier features of an image, sigma their bandwidths: `fdan.multiples` of scale
+    lambda   float   weight of the distance (`fdan.reversal.strength`, growing with the training)
 
 Encoders grow and shrink features while they learn. A scale that was measured once would soon be far
 from their distances, and kernels that are too narrow or too wide have no gradient. If features and

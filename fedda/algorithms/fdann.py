@@ -4,7 +4,9 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 
     K        size     sources
     DI       network  discriminator, with identical copies at all sites; with `pairs` K of them
-    lambda   float    weight of the adversarial loss, growing with the training
+    z        (N, d)   features of images; DI(z), the probability of being a source's
+    lambda   float    weight of the adversarial loss; s is `fdann.reversal.strength`, 1 in the
+                      paper, and q the share of the training that is over
 
 Each source minimises its cross entropy plus lambda times an adversarial loss, the target the second
 term alone. With `reversal.loss=inverted` that loss is its half of DI's loss with the other side's

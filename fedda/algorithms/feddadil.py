@@ -9,6 +9,8 @@ transport itself is `fedda.maths.optimal_transport`.
     v               (K, n, C)  logits of y; a site trains these
     alpha           (K,)       a site's coordinates, in the simplex; never sent
     W, b            (K, C, d), (K, C)  heads, one per atom
+    T_c, T_2        floats     transport costs by eq. 6, and by features alone
+    Q_l             (n_b, d)   features of a mini-batch of site l; the target is site N
 
 No message holds alpha, but with SGD a reply nearly reveals it: a site moves atom k in proportion to
 alpha_k (the gradient of eq. 11), so the lengths of these moves have the ratios of its coordinates.

@@ -5,6 +5,7 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3; the choice is 
 
     Z           candidates   the labelled sources, and the targets that have adapted before
     DI_c        network      a critic for each candidate c, with identical copies at c and target
+    v           (N,)         values of a critic
     eps, theta, W1           what eq. 5 is made of, see `fedda.maths.ocs`
 
 The trainings of one seed follow one another, a target each. In the first the sources train a model

@@ -5,6 +5,8 @@ Shen et al., AAAI 2018, https://arxiv.org/abs/1707.01217; federated by the excha
     DI, f    network  critic, with identical copies at all sites; with `pairs` K of them
     W        float    mean over the sources of E f(z_S), minus E f(z_T): eq. 14 of FRUDA
     gamma    float    weight of the gradient penalty, computed on each side's own samples
+    u        (N, d)   points between features of one side; both sides' never meet
+    lambda   float    weight of W for the encoders (`fwdgrl.reversal.strength`)
 
 Each step begins with a few sums of the critic's gradients, which raise W. Each sum is over p
 batches of its own and moves the critic p times (`fedda.adversarial.lazy`). Then the encoders make

@@ -6,6 +6,7 @@ Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the auth
     p           (N, K, C)  probabilities that the teachers give the images; p_i their consensus
     gate        float      a teacher votes if its top probability, the confidence, is above it
     n           (N,)       weight of an image in the loss: how many sure teachers support its p_i
+    q           (N, C)     probabilities by the target's model
     Q           float      quality of a team's consensus, a sum over images (eq. 7)
     CF, focus   (K,)       what each source adds to Q; also a sum over images, so chunks add up
     alpha       (K + 1,)   averaging weights, target first, summing to 1

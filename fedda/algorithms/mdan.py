@@ -2,9 +2,10 @@
 
 Zhao et al., NeurIPS 2018, https://arxiv.org/abs/1705.09684; federated by the exchange.
 
-    CE, d     (K,)   cross entropy of each source j, and the loss of its discriminator,
-                     d_j = -E log DI_j(z_j) - E log(1 - DI_j(z_T))
-    f, w      (K,)   each source's term in the maximum, and its weight; float64
+    CE, d      (K,)   cross entropy of each source j, and the loss of its discriminator,
+                      d_j = -E log DI_j(z_j) - E log(1 - DI_j(z_T))
+    f, w       (K,)   each source's term in the maximum, and its weight; float64
+    mu, gamma  float  weight of d, and sharpness of the soft maximum
 
 Section 4 minimises a maximum over sources of f = CE - mu min_DI d: max_j f_j (hard), or
 log(sum_j exp(gamma f_j)) / gamma (soft). The gradient is sum_j w_j (grad CE_j - mu grad d_j), with

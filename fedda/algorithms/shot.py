@@ -10,11 +10,9 @@ target predicts with the mean of their probabilities, as in the paper.
     mu          (C, d)   a centroid per class
     label       (N,)     pseudo-labels
     q           (C,)     shares of the classes at the target; even in the paper
+    beta        float    weight of the cross entropy on pseudo-labels
 
-The first round is the only one in which sources take part. Each trains for `epochs` epochs and
-sends its model once. There is no request to a source afterwards, not even to calibrate: the models
-that the sources could test are not those that the target predicts with, and an adapted model is
-surer of itself, so thresholds from before the adaptation would give estimates that are too high.
+The first round is the only one in which sources take part: each trains for `epochs` epochs.
 """
 
 import copy
