@@ -1,4 +1,4 @@
-"""KD3A: knowledge distillation from decentralised sources, as pure functions of tensors.
+"""KD3A: models of decentralised sources teach the target, by votes on its own images.
 
 Feng et al., ICML 2021, https://arxiv.org/abs/2011.09757; "official" is the authors' own code.
 
