@@ -25,7 +25,7 @@ from fedda.exchange import Group, Host, Invitation, LocalHost, frames
 from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.tally import Tally
-from fedda.lane.caller import Caller
+from fedda.lane.dialer import Dialer
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
 
@@ -260,7 +260,7 @@ def test_a_site_that_does_not_reconnect_is_named_and_gets_the_reason(folder: Pat
     with opened(folder, rejoin=0.5) as there, there.connect("b") as b, there.connect("a") as a:
         b.send("pair", gradient("b", 0), 256)
         until(lambda: there.session._meeting.is_connected("a"))
-        a._caller._closing.set()  # type: ignore[attr-defined]
+        a._dialer._closing.set()  # type: ignore[attr-defined]
         there.cut("a")
         with pytest.raises(ExchangeError, match=r"a .* not made again within 0\.5 s"):
             b.receive("pair")
@@ -311,7 +311,7 @@ class Raw:
         self._gone: Future[str] = Future()
         self._line = LaneEnd(noted=lambda note: self.notes.append(bytes(note)), most=2**20)
         gone = lambda why: self._gone.set_result(str(why))  # noqa: E731
-        self._caller = Caller(self._line, asked.lane, there.at, gone, 0.0)
+        self._dialer = Dialer(self._line, asked.lane, there.at, gone, 0.0)
 
     def send(self, *sent: bytes) -> "Raw":
         for data in sent:

@@ -21,7 +21,7 @@ from fedda.errors import Code, ExchangeError
 from fedda.exchange import Group, Host, frames
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.meeting import Meeting
-from fedda.lane.caller import Caller
+from fedda.lane.dialer import Dialer
 from fedda.lane.invitation import LaneInvitation
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
@@ -107,13 +107,13 @@ def test_any_sequence_of_frames_ends_a_session_in_one_sentence_or_not_at_all() -
 def say(invited: LaneInvitation, *given: bytes) -> str:
     """Send notes with any ticket -> why the connection ended."""
     line, why = LaneEnd(noted=lambda note: None, most=2**30), Future[str]()
-    caller = Caller(line, invited, AT, lambda error: why.set_result(str(error)), 0.0)
+    dialer = Dialer(line, invited, AT, lambda error: why.set_result(str(error)), 0.0)
     for data in given:
         line.post(data)
     try:
         return why.result(30)
     finally:
-        caller.close()
+        dialer.close()
 
 
 @pytest.mark.slow

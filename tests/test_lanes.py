@@ -35,7 +35,7 @@ from clients.node.lanes import Lanes
 from clients.node.resident import Resident, Stopped, work
 from fedda.errors import Code, WireError
 from fedda.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, make_message, node_pb2
-from fedda.lane import caller, invitation, parcels, tls
+from fedda.lane import dialer, invitation, parcels, tls
 from fedda.lane.invitation import KIND, LaneInvitation
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming, Outgoing
@@ -649,7 +649,7 @@ def test_a_second_stream_takes_the_place_of_the_first(
     node = field.join(11)
     field.ask(request())
     lane = node.lane()
-    second = site_end.Lane(lane._caller._invited, lane._caller._address, "", node.lanes._requests)
+    second = site_end.Lane(lane._dialer._invited, lane._dialer._address, "", node.lanes._requests)
     wait_until(lambda: "opened a second stream; the first is closed" in caplog.text, "no word")
     lane.close()
     wait_until(lambda: second.line.connected, "the second has no connection")
@@ -712,4 +712,4 @@ def test_a_lane_goes_through_the_proxy_of_flowers_messages(
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
     monkeypatch.setenv("NO_PROXY", "near.example.org")
     monkeypatch.setenv("no_proxy", "near.example.org")
-    assert caller._way(address) == way
+    assert dialer._way(address) == way

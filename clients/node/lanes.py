@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from fedda.errors import FeddaError, WireError, code_of
 from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
 from fedda.lane import invitation
-from fedda.lane.caller import Caller
+from fedda.lane.dialer import Dialer
 from fedda.lane.invitation import LaneInvitation
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.parcels import Incoming
@@ -61,7 +61,7 @@ class Lane:
         self._asked: set[str] = set()  # requests with arrays that the node knows of
         self._keeps: dict[str, bool] = {}  # which of these arrays it wants
         self.line = LaneEnd(self._admit, self._came)
-        self._caller = Caller(self.line, invited, address, self._end, GONE_S, signature)
+        self._dialer = Dialer(self.line, invited, address, self._end, GONE_S, signature)
 
     def fetch(self, incoming: Incoming, keeps: bool, ends: float) -> Message | None:
         """Let a request's arrays come -> the request; None if it is not wanted.
@@ -109,7 +109,7 @@ class Lane:
 
     def close(self) -> None:
         """Hang up."""
-        self._caller.close()
+        self._dialer.close()
         self._end()
 
     def _end(self, why: Exception | str = "closed") -> None:

@@ -6,7 +6,7 @@ from fedda.exchange.groups import Invitation
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import Vector
 from fedda.exchange.tally import Tally
-from fedda.lane.caller import Caller
+from fedda.lane.dialer import Dialer
 from fedda.lane.lane_end import LaneEnd
 
 LEAVE_S = 2.0  # seconds for the server to take note that a site leaves
@@ -27,7 +27,7 @@ class RemoteStream(Stream):
         largest = max(group.size for group in invitation.groups)
         most = largest * frames.FLOAT.itemsize + frames.ROOM
         self._line = LaneEnd(noted=self._take, most=most)
-        self._caller = Caller(self._line, invitation.lane, address, self._gone, self._rejoin)
+        self._dialer = Dialer(self._line, invitation.lane, address, self._gone, self._rejoin)
         with self._line.lock:
             self._line.lock.wait_for(lambda: self._line.met or self._failed, self._patience)
         if not self._line.met:
@@ -40,7 +40,7 @@ class RemoteStream(Stream):
             leaves = self._line.connected and not self._failed
         if leaves:
             self._line.post(frames.LEAVE)
-        self._caller.close(LEAVE_S if leaves else 0.0)
+        self._dialer.close(LEAVE_S if leaves else 0.0)
 
     def _push(self, group: str, index: int, gradient: Vector, examples: int) -> None:
         data = frames.gradient(group, index, examples, gradient)

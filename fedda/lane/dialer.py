@@ -1,4 +1,4 @@
-"""The end of a lane that calls: it connects, and connects again when the connection breaks."""
+"""The end of a lane that dials: it connects, and connects again when the connection breaks."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 
 
-class Caller:
+class Dialer:
     """Connects one end of a lane, in a thread of its own."""
 
     def __init__(
