@@ -1,5 +1,5 @@
-from fedda.library.comparing import Comparison as Comparison
-from fedda.library.comparing import compare as compare
+from fedda.contrib.lab.comparing import Comparison as Comparison
+from fedda.contrib.lab.comparing import compare as compare
 from fedda.library.outcome import Doubt as Doubt
 from fedda.library.outcome import Model as Model
 from fedda.library.outcome import Results as Results

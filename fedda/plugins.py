@@ -16,11 +16,15 @@ A package adds them as entry points in its pyproject.toml:
     [project.entry-points."fedda.augment"]
     noisy = "fedda_tent.noise:noisy"    # (images, torch.Generator) -> images, for train.augment
 
+    [project.entry-points."fedda.commands"]
+    tent = "fedda_tent.cli:tent"    # a function or an app of typer: `fedda tent`
+
 A method without a `strategy` or `client` module uses FedAvg's. Both modules import fedda's own as
 `fedda.strategies` and `fedda.clients`, wherever these are installed (`fedda.halves`). An addition
 that cannot be loaded, or whose name is in use, is left out, and `fedda methods` says why. A site
 runs only code that is installed on its own machine: a server can send a name, but never code. With
-a policy it runs only the packages that the policy names (`restrict`), and imports no others.
+a policy it runs only the packages that the policy names (`restrict`), and imports no others. What
+fedda's own pyproject.toml adds, from `fedda/contrib`, is fedda's own.
 """
 
 import pkgutil
@@ -41,7 +45,7 @@ from fedda.errors import ConfigError, FeddaError, PolicyError
 from fedda.methods import Method, PartName
 from fedda.ops.distributions import ANY, check_allowed
 
-Group = Literal["methods", "models", "data", "augment"]
+Group = Literal["methods", "models", "data", "augment", "commands"]
 Half = Literal["strategies", "clients"]
 
 OWN = "fedda"  # where fedda's own methods come from
@@ -51,6 +55,7 @@ KINDS: dict[Group, str] = {
     "models": "network",
     "data": "reader",
     "augment": "augmentation",
+    "commands": "command",
 }
 
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.
@@ -280,11 +285,13 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
     for point in sorted(entry_points(group=f"fedda.{group}"), key=lambda p: (p.name, p.value)):
         package = point.dist
         origin = f"{package.name} {package.version}" if package else "an unknown package"
+        origin = OWN if package and package.name == OWN else origin
         try:
             if point.name in good:
                 raise ConfigError(f"{good[point.name].origin} already has this name.")
             _check_name(group, point.name)
-            check_allowed(point, _allowed)
+            if origin != OWN:
+                check_allowed(point, _allowed)
             good[point.name] = _load(group, point, origin)
         except FAILURES as error:
             stopped = isinstance(error, PolicyError)
@@ -294,10 +301,8 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
 
 def _check_name(group: Group, name: str) -> None:
     """Refuse a name that settings cannot hold, or that already means something else."""
-    own = {"methods": own_methods(), "models": NETWORKS, "data": (), "augment": AUGMENTATIONS}[
-        group
-    ]
-    if name in own:
+    own = {"methods": own_methods(), "models": NETWORKS, "augment": AUGMENTATIONS}
+    if name in own.get(group, ()):
         raise ConfigError(f"fedda itself has a {KINDS[group]} of that name.")
     if group == "methods" and name in TAKEN:
         raise ConfigError("the name has another meaning in a run's settings.")

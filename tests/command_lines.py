@@ -15,6 +15,15 @@ from fedda.cli.client import app as client_app
 from fedda.settings import overrides
 
 
+def below(command: click.Command) -> dict[str, click.Command]:
+    """The commands of a group by name, those too that packages add; of none, nothing."""
+    if not isinstance(command, click.Group):
+        return {}
+    context = click.Context(command)
+    found = {name: command.get_command(context, name) for name in command.list_commands(context)}
+    return {name: each for name, each in found.items() if each is not None}
+
+
 def parse(words: list[str]) -> dict[str, Any]:
     """Read a command line as the program would, without running it -> its parameters.
 
@@ -24,11 +33,11 @@ def parse(words: list[str]) -> dict[str, Any]:
     """
     program, *rest = words
     command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
-    while hasattr(command, "commands"):
+    while known := below(command):
         name, *rest = rest
-        if name not in command.commands:
+        if name not in known:
             raise click.UsageError(f"no command {name}")
-        command = command.commands[name]
+        command = known[name]
     for option in command.params:
         if isinstance(option.type, click.Path):
             option.type.exists = False  # the files are on another machine

@@ -10,10 +10,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fedda.choose.labelled import Drawn, Labels
-from fedda.choose.measured import Choice, as_markdown, most
 from fedda.cli import app
-from fedda.comparison import Plan, Variant
+from fedda.contrib.lab.comparison import Plan, Variant
+from fedda.contrib.lab.labelled import Drawn, Labels
+from fedda.contrib.lab.measured import Choice, as_markdown, most
 from tests.test_refine import clouds
 
 SHORT = ("--rounds", "2", "-c", "model.name=mlp", "-c", "model.hidden=16", "--jobs", "1")

@@ -22,7 +22,7 @@ from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.cli.exits import as_a_program, clear_exit
-from fedda.comparison import options
+from fedda.contrib.lab.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.flower.supported import installed
 from fedda.library import beginning, simulated
@@ -30,6 +30,7 @@ from fedda.ops import bundle, engines, flwr_home, lock
 from fedda.results import progress
 from fedda.settings import RunConfig
 from server.superlink import control, gateway
+from tests.command_lines import below
 from tests.local_grid import Node
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -59,8 +60,7 @@ def test_every_option_says_what_it_means(program: typer.Typer) -> None:
     """Its own text, or that below its name in the command's docstring, which its help lacks."""
 
     def commands(command: Any) -> list[Any]:
-        below = getattr(command, "commands", {}).values()
-        return [command, *(each for one in below for each in commands(one))]
+        return [command, *(each for one in below(command).values() for each in commands(one))]
 
     found = commands(get_command(program))
     told = {f"{each.name} {p.name}": p.help for each in found for p in each.params if not p.hidden}
@@ -302,8 +302,7 @@ def test_seeds_mean_the_same_in_every_command(
 
 @pytest.mark.parametrize("command", ["run", "compare", "choose"])
 def test_folders_have_the_same_options_in_every_command(command: str) -> None:
-    group: Any = get_command(app)
-    words = {word for each in group.commands[command].params for word in each.opts}
+    words = {word for each in below(get_command(app))[command].params for word in each.opts}
     assert {"--data", "--simulate", "--dir", "--out", "--seeds", "--target"} <= words
 
 

@@ -25,22 +25,23 @@ from typer.testing import CliRunner
 
 from fedda import plugins
 from fedda.cli import app
-from fedda.cli import compare as command
-from fedda.comparison import Cell, Plan, Score, Variant, parse, workers
-from fedda.comparison.about import header
-from fedda.comparison.figure import draw
-from fedda.comparison.headway import CellsDisplay
-from fedda.comparison.plan import WITHOUT
-from fedda.comparison.statistics import MEAN, by_target, difference, spread
-from fedda.comparison.tables import COLUMNS, as_csv, as_markdown, markdown
-from fedda.comparison.variants import oracle
 from fedda.config import Flat
+from fedda.contrib.lab import compare as command
+from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
+from fedda.contrib.lab.comparison.about import header
+from fedda.contrib.lab.comparison.figure import draw
+from fedda.contrib.lab.comparison.headway import CellsDisplay
+from fedda.contrib.lab.comparison.plan import WITHOUT
+from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference, spread
+from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
+from fedda.contrib.lab.comparison.variants import oracle
 from fedda.data import domains
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
 from fedda.ops import lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
 from fedda.results.card import CARD
+from fedda.results.plainly import markdown
 from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
@@ -56,7 +57,9 @@ TINY: Flat = {
     "model.hidden": "16",
     "train.batch-size": 16,
 }
-NIGHTLY = pytest.mark.nightly("fedda/comparison", "fedda/cli/compare.py", "fedda/library")
+NIGHTLY = pytest.mark.nightly(
+    "fedda/contrib/lab/comparison", "fedda/contrib/lab/compare.py", "fedda/library"
+)
 OPTIONS = [word for k, v in TINY.items() for word in ("-c", f"{k}={v}")]
 Notices = list[tuple[str, str, Any]]
 
@@ -793,7 +796,7 @@ def test_two_jobs_give_the_same_results(
     assert {*multiprocessing.active_children()} <= others
 
 
-@pytest.mark.nightly("fedda/comparison", "fedda/ops/engines.py", "server/simulation.py")
+@pytest.mark.nightly("fedda/contrib/lab/comparison", "fedda/ops/engines.py", "server/simulation.py")
 def test_flowers_simulation_gives_the_same_results(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -895,14 +898,14 @@ def test_a_process_that_ends_before_its_first_training_gets_a_clear_error(
 
 SCRIPT = """
 from pathlib import Path
-from fedda.comparison import Plan, parse
+from fedda.contrib.lab.comparison import Plan, parse
 
 plan = Plan(Path({root!r}), Path({out!r}), parse(["fedavg"]), ["town"], [0, 1], {settings!r})
 plan.run(2, lambda *event: None)
 """
 
 
-@pytest.mark.nightly("fedda/comparison/workers.py")
+@pytest.mark.nightly("fedda/contrib/lab/comparison/workers.py")
 def test_a_script_without_a_main_guard_gets_a_clear_error(root: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     out, settings = str(tmp_path / "out"), dict(TINY)

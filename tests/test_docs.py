@@ -22,6 +22,7 @@ import yaml
 from fedda import cli, plugins
 from fedda.cli import exits, prove, wire_table
 from fedda.settings import overrides
+from tests.command_lines import below
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -109,8 +110,8 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that words name, and the words after its name."""
     command: Any = typer.main.get_command(cli.app)
     rest = ["client", *words[1:]] if words[0] == "fedda-client" else words[1:]
-    while hasattr(command, "commands") and rest and rest[0][0] != "-":
-        command, rest = command.commands[rest[0]], rest[1:]
+    while (known := below(command)) and rest and rest[0][0] != "-":
+        command, rest = known[rest[0]], rest[1:]
     return command, rest
 
 

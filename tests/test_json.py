@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fedda.cli import app
 from fedda.cli.as_json import print_json
 from fedda.ops import certificate, chain, keys
+from tests.command_lines import below
 from tests.local_grid import Node
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -24,10 +25,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 
 def commands(group: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, bool]]:
     """Every command that users see -> its words, and whether it has --json."""
-    for name, each in getattr(group, "commands", {}).items():
+    for name, each in below(group).items():
         if each.hidden:
             continue
-        if getattr(each, "commands", None):
+        if below(each):
             yield from commands(each, (*words, name))
         else:
             yield " ".join((*words, name)), any("--json" in p.opts for p in each.params)

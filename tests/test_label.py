@@ -12,8 +12,8 @@ from scipy.stats import binom
 from typer.testing import CliRunner
 
 import fedda
-from fedda.choose import labelled
 from fedda.cli import app
+from fedda.contrib.lab import labelled
 from fedda.errors import DataError
 
 DIGESTS = [bytes([i]) for i in range(200)]

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from fedda import models, plugins
 from fedda.cli import app
 from fedda.cli import run as run_command
-from fedda.comparison import Plan, Variant
-from fedda.comparison.options import shared_of
 from fedda.config import ModelConfig
+from fedda.contrib.lab.comparison import Plan, Variant
+from fedda.contrib.lab.comparison.options import shared_of
 from fedda.errors import ConfigError, ModelError
 from fedda.models.ready import LAST
 from fedda.settings import RunConfig, defaults, presets

@@ -39,7 +39,8 @@ def rooms() -> Counter[str]:
     found: Counter[str] = Counter()
     for path in (path for top in TOPS for path in (ROOT / top).rglob("*.py")):
         parts = path.relative_to(ROOT).parts
-        room = "/".join(parts[: 2 if len(parts) > 2 else 1])
+        depth = 3 if parts[1] == "contrib" else 2
+        room = "/".join(parts[: min(depth, len(parts) - 1)])
         found[room] += code_lines(path.read_text())
     return found
 

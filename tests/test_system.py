@@ -60,7 +60,9 @@ def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["fedda.cli", "fedda.comparison", "clients.node.resident"])
+@pytest.mark.parametrize(
+    "module", ["fedda.cli", "fedda.contrib.lab.comparing", "clients.node.resident"]
+)
 def test_a_command_can_be_imported_there(tmp_path: Path, module: str) -> None:
     assert python(f"import {module}; print('here')", tmp_path) == "here\n"
 

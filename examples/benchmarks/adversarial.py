@@ -46,19 +46,19 @@ from adversaries import (
 )
 
 from fedda import plugins
-from fedda.comparison import Cell, Plan, Score, Variant
-from fedda.comparison.about import header
-from fedda.comparison.statistics import by_target
-from fedda.comparison.tables import (
+from fedda.config import Flat
+from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant
+from fedda.contrib.lab.comparison.about import header
+from fedda.contrib.lab.comparison.statistics import by_target
+from fedda.contrib.lab.comparison.tables import (
     as_csv,
     as_markdown,
     columns,
     difference_text,
     differences,
-    markdown,
 )
-from fedda.config import Flat
 from fedda.data import digits, rotate
+from fedda.results.plainly import markdown
 from fedda.settings import overrides
 
 DRAW = 0  # seed of each domain's images; the same for every training

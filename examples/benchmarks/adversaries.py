@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fedda.comparison import Variant
 from fedda.config import Flat
+from fedda.contrib.lab.comparison import Variant
 
 TRIED = """Settings were chosen by accuracy after the last round with development seed 100: those of
 DILS on pen digits of another draw, turned from 0 to 20 degrees, which is no target here; those of

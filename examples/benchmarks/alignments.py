@@ -35,9 +35,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fedda.algorithms import centring
-from fedda.comparison.tables import markdown
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
+from fedda.results.plainly import markdown
 
 STEM = "alignments"
 REGULARISATION = 0.01  # of the mean loss

@@ -41,11 +41,12 @@ import sets
 from sklearn import metrics
 
 from fedda import data, models
-from fedda.comparison import Plan, Variant
-from fedda.comparison.plan import BENCHMARK
-from fedda.comparison.statistics import MEAN, Table, difference, of_numbers
-from fedda.comparison.tables import difference_text, markdown, spread_text
+from fedda.contrib.lab.comparison import Plan, Variant
+from fedda.contrib.lab.comparison.plan import BENCHMARK
+from fedda.contrib.lab.comparison.statistics import MEAN, Table, difference, of_numbers
+from fedda.contrib.lab.comparison.tables import difference_text, spread_text
 from fedda.data import Reading
+from fedda.results.plainly import markdown
 from fedda.results.read import MODEL
 
 SET, OWN, NONE, COMBAT, CODED = "heart", "site", "none", "combat", "coded"

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import live
 
-from fedda.comparison.tables import markdown
 from fedda.config import Flat
+from fedda.results.plainly import markdown
 from fedda.results.read import load
 
 

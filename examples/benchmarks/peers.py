@@ -50,12 +50,12 @@ import live
 import numpy as np
 import processes
 
-from fedda.comparison.tables import markdown
 from fedda.errors import RunError
 from fedda.halves import load
 from fedda.ops import certificate, keys
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, quiet_port, scripts_first
+from fedda.results.plainly import markdown
 
 HERE = Path(__file__).parent
 TOKEN = "FEDDA_PEERS"  # an environment variable that all processes of one trial inherit

@@ -44,9 +44,9 @@ import peers
 import processes
 from peers_network import SOURCE, TARGET, Wanted
 
-from fedda.comparison.tables import markdown
 from fedda.data import digits
 from fedda.errors import RunError
+from fedda.results.plainly import markdown
 
 HERE = Path(__file__).parent
 FIGURES = ("round_s", "first_round_s", "whole_s", "cpu_s", "accuracy", "over_fluke")

@@ -53,15 +53,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedda import data, models, plugins
-from fedda.comparison import Cell, Plan, Variant
-from fedda.comparison.about import header
-from fedda.comparison.plan import BENCHMARK, CELLS
-from fedda.comparison.statistics import by_target
-from fedda.comparison.tables import as_markdown, markdown
 from fedda.config import Flat
+from fedda.contrib.lab.comparison import Cell, Plan, Variant
+from fedda.contrib.lab.comparison.about import header
+from fedda.contrib.lab.comparison.plan import BENCHMARK, CELLS
+from fedda.contrib.lab.comparison.statistics import by_target
+from fedda.contrib.lab.comparison.tables import as_markdown
 from fedda.data.benchmarks import Options, import_benchmark
 from fedda.errors import ConfigError
 from fedda.halves import load
+from fedda.results.plainly import markdown
 from fedda.settings import RunConfig, presets
 
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")

@@ -29,11 +29,11 @@ from typing import Any
 import accuracy
 import numpy as np
 
-from fedda.comparison import Plan, Variant
-from fedda.comparison.about import header
-from fedda.comparison.statistics import by_target
-from fedda.comparison.tables import as_markdown
 from fedda.config import Flat
+from fedda.contrib.lab.comparison import Plan, Variant
+from fedda.contrib.lab.comparison.about import header
+from fedda.contrib.lab.comparison.statistics import by_target
+from fedda.contrib.lab.comparison.tables import as_markdown
 from fedda.data import digits
 from fedda.secure.accountant import epsilon
 

@@ -34,12 +34,12 @@ import torch
 from torch import Tensor
 
 from fedda import data, models, refining
-from fedda.comparison import Plan, Variant
-from fedda.comparison.tables import markdown
+from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Labelled
 from fedda.errors import RefineError
 from fedda.maths.refine import Shares, Strength
 from fedda.models import Model
+from fedda.results.plainly import markdown
 from fedda.train import generator
 
 SETS = ("googlenet", "surf", "rotated", "amazon", "digits", "office")

@@ -49,13 +49,13 @@ import torch
 from flwr.app import Message
 
 from fedda import records, wire
-from fedda.comparison.tables import markdown
 from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load
 from fedda.maths.average import STATISTICS
+from fedda.results.plainly import markdown
 from fedda.settings import RunConfig, overrides
 from fedda.wire import Arrays, Kind
 

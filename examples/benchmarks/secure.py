@@ -32,8 +32,8 @@ import live
 import numpy as np
 from safetensors.numpy import load_file
 
-from fedda.comparison.tables import markdown
 from fedda.ops.federation import Deployment
+from fedda.results.plainly import markdown
 
 TINY = 0.01  # MB
 FIGURES = ("seconds", "mb_from", "mb_to")

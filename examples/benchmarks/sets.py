@@ -15,8 +15,8 @@ import torch
 from adversarial import mnist, pens
 
 from fedda import data, plugins
-from fedda.comparison import Plan, Variant
 from fedda.config import Flat
+from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.errors import ConfigError
 from fedda.halves import REFERENCE
 from fedda.settings import presets

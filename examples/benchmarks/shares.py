@@ -39,12 +39,12 @@ import torch
 from torch import Tensor
 
 from fedda import data, models, refining
-from fedda.comparison import Cell, Plan, Variant
-from fedda.comparison.plan import BENCHMARK
-from fedda.comparison.tables import markdown
+from fedda.contrib.lab.comparison import Cell, Plan, Variant
+from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.data import Labelled
 from fedda.maths import class_shares
 from fedda.models import Model, refined
+from fedda.results.plainly import markdown
 from fedda.results.read import refined_file
 from fedda.train import generator
 

@@ -30,9 +30,9 @@ import accuracy
 import sets
 from adversarial import DRAW, TESTS, Part
 
-from fedda.comparison import Score, Variant
-from fedda.comparison.tables import markdown
+from fedda.contrib.lab.comparison import Score, Variant
 from fedda.data import digits, rotate
+from fedda.results.plainly import markdown
 
 STEP, TARGET = 20, 0
 NEAR = 4

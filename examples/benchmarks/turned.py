@@ -44,12 +44,12 @@ from fedda.adversarial.discriminators import (
     low,
 )
 from fedda.algorithms.fruda import Measure
-from fedda.comparison.tables import markdown
 from fedda.config import ModelConfig
 from fedda.data import rotate
 from fedda.maths import ocs
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
+from fedda.results.plainly import markdown
 
 SETS = ("mnist", "usps")
 NEAR, FAR = 30, 180  # degrees

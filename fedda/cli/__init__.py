@@ -6,13 +6,10 @@ import typer
 
 from fedda.cli import (
     audit,
-    choose,
-    compare,
     data,
     demo,
     export,
     keys,
-    label,
     look,
     new,
     policy,
@@ -51,8 +48,6 @@ app.command()(run.run)
 app.command()(runs.runs)
 app.command()(watch.attach)
 app.command()(watch.stop)
-app.command()(compare.compare)
-app.command()(choose.choose)
 app.command()(select.select)
 app.command()(settings.methods)
 app.command()(settings.settings)
@@ -61,7 +56,6 @@ app.command()(weights.weights)
 app.command()(predict.predict)
 app.add_typer(teacher.app, name="teacher")
 app.command()(refine.refine)
-app.command()(label.label)
 app.command()(export.export)
 app.command()(report.report)
 app.add_typer(audit.app, name="audit")

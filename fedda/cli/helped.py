@@ -1,4 +1,4 @@
-"""Help whose paragraphs fit the terminal, and the programs' option --version.
+"""Help whose paragraphs fit the terminal, commands of packages, and the option --version.
 
 Typer keeps the line breaks of all paragraphs but the first. What an option means may stand in its
 command's docstring, in a last part `Options:`, below the option's name in Python.
@@ -9,9 +9,10 @@ import re
 from typing import Any
 
 import click
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fedda import __version__
+from fedda import __version__, plugins
 from fedda.flower.supported import installed
 
 
@@ -37,7 +38,39 @@ def _complete(program: click.Command) -> None:
     click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(program)
 
 
-class HelpedGroup(TyperGroup):
+class OpenGroup(TyperGroup):
+    """A group of commands to which packages add theirs: `NAME`, or `GROUP.NAME` below a group.
+
+    They are imported when the help is asked for, or a name that fedda itself does not have.
+    """
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in self.commands:
+            self._add()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all commands, in the order of the help."""
+        self._add()
+        return super().list_commands(ctx)
+
+    def _add(self) -> None:
+        added = typer.Typer()
+        for full, each in plugins.installed("commands").items():
+            place, _, name = full.rpartition(".")
+            if place != (self.name or "") or name in self.commands:
+                continue
+            if isinstance(each.value, typer.Typer):
+                added.add_typer(each.value, name=name)
+            else:
+                added.command(name)(each.value)
+        for name, command in typer.main.get_group(added).commands.items():
+            _join(command)
+            self.commands[name] = command
+
+
+class HelpedGroup(OpenGroup):
     """A program of several commands, with --version; it joins the lines of all of them."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:

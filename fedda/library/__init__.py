@@ -1,7 +1,6 @@
 """fedda as a library: simulate a federation in a program or notebook, and use what it gives.
 
 simulated  one run: `simulate`
-comparing  methods on the same sites, targets and seeds: `compare`
 beginning  a run's settings, and how it was started
 own_data   arrays and datasets of a program, as the sites that a run reads
 program_tables  tables of pandas, polars, Arrow and the like

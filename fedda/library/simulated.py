@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedda.comparison.options import poison_of
 from fedda.config import DEFAULT, REFUSE, Flat, categories_of
 from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.data.categories import LEAVING, alone
@@ -245,6 +244,20 @@ def simulate(
     if scratch:
         weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
     return run
+
+
+def poison_of(text: str) -> dict[str, float]:
+    """The percent of wrong labels by site, from `svhn=30,mnist=5`."""
+    percents: dict[str, float] = {}
+    for pair in filter(None, text.split(",")):
+        name, _, percent = pair.partition("=")
+        try:
+            percents[name] = float(percent)
+        except ValueError:
+            percents[name] = -1.0
+        if not 0 < percents[name] <= 100:
+            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT; give for example svhn=30.")
+    return percents
 
 
 def _note(text: str) -> None:

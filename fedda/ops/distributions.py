@@ -61,7 +61,7 @@ def entries(groups: Iterable[str]) -> list[tuple[str, str]]:
     added: dict[str, list[str]] = {}
     for group in sorted(groups):
         for point in sorted(entry_points(group=f"fedda.{group}"), key=lambda p: p.name):
-            if point.dist is not None:
+            if point.dist is not None and point.dist.name != "fedda":
                 entry = f"{plain(point.dist.name)}=={point.dist.version}"
                 added.setdefault(entry, []).append(f"{group} {point.name}")
     return [(entry, ", ".join(parts)) for entry, parts in sorted(added.items())]

@@ -6,8 +6,8 @@ from statistics import fmean, stdev
 from string import Template
 from typing import Any
 
-from fedda.comparison.tables import markdown
 from fedda.halves import REFERENCE
+from fedda.results.plainly import markdown
 from fedda.wire import COUNTED
 
 from . import read

@@ -5,7 +5,7 @@ A terminal obeys control codes, and a spreadsheet computes cells that begin as f
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import typer
@@ -26,6 +26,28 @@ def visible(text: str) -> str:
 def cell(value: Any) -> Any:
     """A value for a CSV file; a text that a spreadsheet would compute begins with an apostrophe."""
     return printable(_FORMULA.sub(r"\1'", value)) if isinstance(value, str) else value
+
+
+def markdown(
+    heads: Sequence[str], body: Sequence[Sequence[str]], numbers: bool = True
+) -> list[str]:
+    """A table with aligned source text; all columns but the first hold `numbers` or text."""
+    rows = [[in_table(text) for text in row] for row in (heads, *body)]
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(heads))]
+
+    def line(cells: Sequence[str]) -> str:
+        sides = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
+        padded = (side(c, w) for side, c, w in zip(sides, cells, widths, strict=True))
+        return f"| {' | '.join(padded)} |"
+
+    end = ":" if numbers else "-"
+    rule = ["-" * widths[0], *("-" * (w - 1) + end for w in widths[1:])]
+    return [line(rows[0]), line(rule), *map(line, rows[1:])]
+
+
+def in_table(text: str) -> str:
+    """A text as a table's cell can hold it."""
+    return printable(text).replace("|", "\\|")
 
 
 def echo(text: object = "", err: bool = False) -> None:

@@ -12,8 +12,8 @@ import fedda
 from fedda import data, models
 from fedda.cli import app
 from fedda.cli.its_files import OPTIONS
-from fedda.comparison import Plan, Variant
 from fedda.config import Inputs
+from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Reading, columns, naming
 from fedda.errors import ConfigError, DataError, FeddaError
 

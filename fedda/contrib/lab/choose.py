@@ -15,8 +15,8 @@ from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
-    from fedda.choose.labelled import Labels
-    from fedda.comparison import Plan, Variant
+    from fedda.contrib.lab.comparison import Plan, Variant
+    from fedda.contrib.lab.labelled import Labels
     from fedda.data import Reading
 
 USUAL = "adabn,kd3a"
@@ -76,7 +76,7 @@ def choose(
         device: auto, cpu or cuda:N.
     """
     on_terminate()
-    from fedda.comparison import options
+    from fedda.contrib.lab.comparison import options
     from fedda.errors import RunError
 
     with clear_exit():
@@ -115,7 +115,7 @@ def _without(plan: "Plan", words: Sequence[str]) -> None:
 
 def _labels(plan: "Plan", folder: Path) -> "Labels":
     """The labels of the target."""
-    from fedda.choose.labelled import Labels
+    from fedda.contrib.lab.labelled import Labels
     from fedda.data import domains
     from fedda.data.load import identities
 
@@ -125,7 +125,7 @@ def _labels(plan: "Plan", folder: Path) -> "Labels":
 
 def _train(plan: "Plan", jobs: int) -> bool:
     """Train what is missing -> whether a training failed."""
-    from fedda.comparison.headway import CellsDisplay, title
+    from fedda.contrib.lab.comparison.headway import CellsDisplay, title
 
     plan.check()
     cells = plan.trainings()
@@ -144,9 +144,9 @@ def _train(plan: "Plan", jobs: int) -> bool:
 
 def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
     """Judge the finished trainings by the labels, and write and print the choice."""
-    from fedda.choose.labelled import right
-    from fedda.choose.measured import Choice, as_json, as_markdown, most, refined_model
-    from fedda.comparison import Cell
+    from fedda.contrib.lab.comparison import Cell
+    from fedda.contrib.lab.labelled import right
+    from fedda.contrib.lab.measured import Choice, as_json, as_markdown, most, refined_model
     from fedda.data import domains
     from fedda.errors import RunError
 

@@ -62,7 +62,7 @@ def label(
 
 
 def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:
-    from fedda.choose import labelled
+    from fedda.contrib.lab import labelled
     from fedda.data import describe, identities, load_target
     from fedda.data import keys as keys_of
     from fedda.data import names as names_of
@@ -110,7 +110,7 @@ def _pictures(x: Any, places: list[Path]) -> None:
 
 
 def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") -> None:
-    from fedda.choose import labelled
+    from fedda.contrib.lab import labelled
     from fedda.data.load import identities
 
     labels = labelled.Labels.read(folder, identities(target, "target", reading))

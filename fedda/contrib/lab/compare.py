@@ -13,7 +13,7 @@ from fedda.halves import REFERENCE
 from fedda.results.plainly import echo
 
 if TYPE_CHECKING:
-    from fedda.comparison import Cell, Plan
+    from fedda.contrib.lab.comparison import Cell, Plan
     from fedda.data import Reading
 
 
@@ -88,7 +88,7 @@ def compare(
             bound that no federation has.
     """
     on_terminate()
-    from fedda.comparison import options
+    from fedda.contrib.lab.comparison import options
 
     with clear_exit():
         apart(out, "--out", data, "--data")
@@ -102,7 +102,7 @@ def compare(
 
 def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
     """Run the missing trainings, write and print the results, and set the exit code."""
-    from fedda.library.comparing import train
+    from fedda.contrib.lab.comparing import train
 
     try:
         failed = train(plan, jobs, say=lambda text: echo(f"note: {text}", err=True))
@@ -118,7 +118,7 @@ def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:
 
 def _present(plan: "Plan", baseline: str, command: str) -> None:
     """Write tables and picture of the finished trainings, and print the tables."""
-    from fedda.library.comparing import write
+    from fedda.contrib.lab.comparing import write
 
     tables, written = write(plan, baseline, command)
     if written:
@@ -128,8 +128,8 @@ def _present(plan: "Plan", baseline: str, command: str) -> None:
 
 def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
     """Print which trainings failed; those with the same error share a line."""
-    from fedda.comparison.headway import title
-    from fedda.library.comparing import traces
+    from fedda.contrib.lab.comparing import traces
+    from fedda.contrib.lab.comparison.headway import title
 
     alike: dict[str, list[Cell]] = {}
     for cell, error in failed.items():

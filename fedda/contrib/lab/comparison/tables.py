@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from fedda.results.plainly import cell
-from fedda.results.read import counted, printable
+from fedda.results.plainly import cell, in_table, markdown
+from fedda.results.read import counted
 
 from .plan import Score
 from .statistics import (
@@ -108,7 +108,7 @@ def as_markdown(scores: Sequence[Score], baseline: str, targets: Sequence[str] =
     parts += ["", TRANSDUCTIVE] if any(s.transductive for s in scores) else []
     parts += ["", BOUND] if any(s.oracle for s in scores) else []
     if baseline in last and len(last) > 1:
-        parts += ["", f"### Minus {_cell(baseline)}, paired by seed", "", INTERVAL, ""]
+        parts += ["", f"### Minus {in_table(baseline)}, paired by seed", "", INTERVAL, ""]
         parts += _rows(differences(last, baseline), minus, targets)
     if refined := by_target(scores, "refined", targets):
         parts += ["", "### Refined at the target", "", REFINED, ""]
@@ -123,7 +123,7 @@ def _untested(scores: Sequence[Score]) -> list[str]:
     """A sentence that names targets without accuracies, so that their column is explained."""
     tested = {s.target for s in scores if s.last is not None}
     without = [t for t in dict.fromkeys(s.target for s in scores) if t not in tested]
-    return ["", f"{', '.join(map(_cell, without))}: {UNTESTED}."] if without else []
+    return ["", f"{', '.join(map(in_table, without))}: {UNTESTED}."] if without else []
 
 
 def differences(table: Table, baseline: str) -> dict[str, dict[str, Difference]]:
@@ -167,28 +167,6 @@ def _rows(
         for name, row in table.items()
     ]
     return markdown(["", *heads], body)
-
-
-def markdown(
-    heads: Sequence[str], body: Sequence[Sequence[str]], numbers: bool = True
-) -> list[str]:
-    """A table with aligned source text; all columns but the first hold `numbers` or text."""
-    rows = [[_cell(text) for text in row] for row in (heads, *body)]
-    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(heads))]
-
-    def line(cells: Sequence[str]) -> str:
-        sides = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
-        padded = (side(c, w) for side, c, w in zip(sides, cells, widths, strict=True))
-        return f"| {' | '.join(padded)} |"
-
-    end = ":" if numbers else "-"
-    rule = ["-" * widths[0], *("-" * (w - 1) + end for w in widths[1:])]
-    return [line(rows[0]), line(rule), *map(line, rows[1:])]
-
-
-def _cell(text: str) -> str:
-    """A text as a table's cell can hold it."""
-    return printable(text).replace("|", "\\|")
 
 
 __all__ = ["as_csv", "as_markdown"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedda.comparison import Cell, Plan, Variant
-from fedda.comparison.tables import markdown
+from fedda.contrib.lab.comparison import Cell, Plan, Variant
+from fedda.results.plainly import markdown
 from fedda.results.read import counted, model_file, printable
 
 from .labelled import Interval, Labels, differ, interval

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedda import plugins
+from fedda.results.plainly import markdown
 from fedda.results.progress import clock
 from fedda.results.read import counted
 from fedda.settings import defaults, lasting
 
 from .plan import Plan
-from .tables import markdown
 from .variants import Variant
 
 MOST = 5  # unfinished trainings that are named

@@ -9,6 +9,7 @@ from fedda.config import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
 from fedda.halves import load
+from fedda.library.simulated import poison_of
 from fedda.ops import system
 from fedda.ops.engines import check_engine
 from fedda.results.plainly import echo
@@ -102,20 +103,6 @@ def plan_of(
         echo(f"note: {name} has no wrong labels while it is the target", err=True)
     how = engine, threads, reading, device
     return Plan(data, out, variants, targets, seeds_of(seeds), flat, percents, *how)
-
-
-def poison_of(text: str) -> dict[str, float]:
-    """The percent of wrong labels by site, from `svhn=30,mnist=5`."""
-    percents: dict[str, float] = {}
-    for pair in filter(None, text.split(",")):
-        name, _, percent = pair.partition("=")
-        try:
-            percents[name] = float(percent)
-        except ValueError:
-            percents[name] = -1.0
-        if not 0 < percents[name] <= 100:
-            raise ConfigError(f"--poison {pair!r} is not NAME=PERCENT; give for example svhn=30.")
-    return percents
 
 
 def jobs_of(jobs: int, threads: int, engine: str) -> int:

@@ -7,21 +7,18 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedda.comparison import Cell, Plan, Score, options
-from fedda.comparison.about import header
-from fedda.comparison.headway import CellsDisplay, title
-from fedda.comparison.statistics import MEAN, by_target
-from fedda.comparison.tables import as_csv, as_markdown
-from fedda.comparison.workers import ERROR
+from fedda.contrib.lab.comparison import Cell, Plan, Score, options
+from fedda.contrib.lab.comparison.about import header
+from fedda.contrib.lab.comparison.headway import CellsDisplay, title
+from fedda.contrib.lab.comparison.statistics import MEAN, by_target
+from fedda.contrib.lab.comparison.tables import as_csv, as_markdown
+from fedda.contrib.lab.comparison.workers import ERROR
 from fedda.data import Reading
 from fedda.errors import ConfigError, RunError
 from fedda.halves import REFERENCE
-from fedda.results.read import percent
-from fedda.settings import named
-
-from . import own_data, own_model
-from .outcome import Run, frame
-from .simulated import (
+from fedda.library import own_data, own_model
+from fedda.library.outcome import Run, frame
+from fedda.library.simulated import (
     DATA,
     INSTEAD,
     Sites,
@@ -31,7 +28,9 @@ from .simulated import (
     removing,
     several,
 )
-from .unchanged import unchanged
+from fedda.library.unchanged import unchanged
+from fedda.results.read import percent
+from fedda.settings import named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,7 +159,7 @@ def train(
 
 def write(plan: Plan, baseline: str, command: str) -> tuple[str, list[Path]]:
     """Write tables and picture of the finished trainings -> the tables as text, the files."""
-    from fedda.comparison.figure import draw  # matplotlib takes a second to import
+    from fedda.contrib.lab.comparison.figure import draw  # matplotlib takes a second to import
 
     scores = plan.scores()
     if not scores:

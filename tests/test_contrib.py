@@ -1,0 +1,109 @@
+"""What is built on the rest, fedda/contrib: nothing else imports it, and all works without it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fedda import plugins
+from tests.local_grid import make_domains
+from tests.test_tree import graph
+
+ROOT = Path(__file__).parents[1]
+# In place of an installation: the core alone, and fedda as a package that adds nothing.
+METADATA = "Metadata-Version: 2.1\nName: fedda\nVersion: 0.2.0\n"
+RUN = """
+import sys
+from importlib.util import find_spec
+import fedda
+assert fedda.__file__.startswith(sys.argv[1]) and find_spec("fedda.contrib") is None
+del sys.argv[:1]
+from fedda.cli import main
+main()
+"""
+
+
+@cache
+def edges() -> dict[str, set[str]]:
+    return graph(ROOT)
+
+
+def of_contrib(module: str) -> bool:
+    return module.startswith("fedda.contrib.")
+
+
+def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
+    found = [(m, to) for m, all_of in edges().items() if not of_contrib(m) for to in all_of]
+    assert not [pair for pair in found if of_contrib(pair[1])]
+    assert any(of_contrib(m) for m in edges()) and len(found) > 1000
+
+
+def test_its_entry_points_are_feddas_own() -> None:
+    assert not plugins.broken()
+    assert {"compare", "choose", "label"} <= {*plugins.installed("commands")}
+    assert {each.origin for each in plugins.installed("commands").values()} == {plugins.OWN}
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout without fedda/contrib, and without entry points."""
+    folder = tmp_path_factory.mktemp("core")
+    for top in ("fedda", "clients", "strategies", "server"):
+        away = shutil.ignore_patterns("__pycache__", *["contrib"] * (top == "fedda"))
+        shutil.copytree(ROOT / top, folder / top, ignore=away)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "fedda-0.2.0.dist-info").mkdir()
+    (folder / "fedda-0.2.0.dist-info" / "METADATA").write_text(METADATA)
+    return folder
+
+
+def run(core: Path, at: Path, *words: str) -> str:
+    """Run `fedda` of the core alone -> what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(core), *words],
+        cwd=at,
+        env={**os.environ, "PYTHONPATH": str(core), "COLUMNS": "120", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_without_it_the_help_of_the_command_line_works(core: Path, tmp_path: Path) -> None:
+    shown = run(core, tmp_path, "--help")
+    assert all(f"│ {word} " in shown for word in ("demo", "run", "superlink", "keys", "data"))
+    assert not any(f"│ {name} " in shown for name in plugins.installed("commands"))
+
+
+@pytest.mark.slow
+def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    make_domains(tmp_path / "data")
+    small = ["-c", "model.name=mlp", "-c", "model.hidden=8", "-c", "train.batch-size=16"]
+    simulated = ["--simulate", "data", "--target", "town", "--rounds", "1"]
+    shown = run(core, tmp_path, "run", "kd3a", *simulated, *small)
+    assert "KD3A" in shown
+    assert (tmp_path / "runs" / "kd3a" / "results.json").is_file()
+
+
+@pytest.mark.slow
+def test_without_it_all_modules_can_be_imported(core: Path, tmp_path: Path) -> None:
+    names = [m for m in edges() if not of_contrib(m) and m != "fedda.contrib"]
+    left = [m for m in names if not m.endswith("__main__")]
+    code = f"import {', '.join(left)}, sys; print(len(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(core)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
