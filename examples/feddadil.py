@@ -13,8 +13,8 @@ import argparse
 import shutil
 from pathlib import Path
 
-from fedda import page
 from fedda.config import Flat
+from fedda.contrib.report import page
 from fedda.data import digits
 from fedda.halves import load
 from fedda.results.read import begun

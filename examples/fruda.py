@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fedda
-from fedda import page
+from fedda.contrib.report import page
 from fedda.data import digits, rotate
 from fedda.results.read import percent
 

@@ -19,6 +19,12 @@ A package adds them as entry points in its pyproject.toml:
     [project.entry-points."fedda.commands"]
     tent = "fedda_tent.cli:tent"    # a function or an app of typer: `fedda tent`
 
+    [project.entry-points."fedda.listeners"]
+    mail = "fedda_tent.mail:mail"    # (results, folder) -> None, when `fedda run` has ended
+
+    [project.entry-points."fedda.pages"]
+    live = "fedda_tent.page:page"    # (Snapshot, run, version) -> HTML, which a server shows
+
 A method without a `strategy` or `client` module uses FedAvg's. Both modules import fedda's own as
 `fedda.strategies` and `fedda.clients`, wherever these are installed (`fedda.halves`). An addition
 that cannot be loaded, or whose name is in use, is left out, and `fedda methods` says why. A site
@@ -45,7 +51,7 @@ from fedda.errors import ConfigError, FeddaError, PolicyError
 from fedda.methods import Method, PartName
 from fedda.ops.distributions import ANY, check_allowed
 
-Group = Literal["methods", "models", "data", "augment", "commands"]
+Group = Literal["methods", "models", "data", "augment", "commands", "listeners", "pages"]
 Half = Literal["strategies", "clients"]
 
 OWN = "fedda"  # where fedda's own methods come from
@@ -56,6 +62,8 @@ KINDS: dict[Group, str] = {
     "data": "reader",
     "augment": "augmentation",
     "commands": "command",
+    "listeners": "listener",
+    "pages": "page",
 }
 
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from fedda import data, models
 from fedda.algorithms import fedavg, feddadil, kd3a
-from fedda.audits import drawings, membership, properties, shares, update
-from fedda.audits.finding import Audit, Audits, Finding, collect, parse
-from fedda.audits.subject import Subject, subject
 from fedda.cli import app
 from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
+from fedda.contrib.audit import drawings, membership, properties, shares, update
+from fedda.contrib.audit.finding import Audit, Audits, Finding, collect, parse
+from fedda.contrib.audit.subject import Subject, subject
+from fedda.contrib.report.page import page
+from fedda.contrib.report.page.noted import Noted
 from fedda.errors import ConfigError, DataError
-from fedda.page import page
-from fedda.page.noted import Noted
 from fedda.train import generator
 from tests.test_page import Read, results
 

@@ -27,6 +27,9 @@ main()
 """
 
 
+OWN: tuple[plugins.Group, ...] = ("commands", "listeners", "pages")
+
+
 @cache
 def edges() -> dict[str, set[str]]:
     return graph(ROOT)
@@ -44,8 +47,9 @@ def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
 
 def test_its_entry_points_are_feddas_own() -> None:
     assert not plugins.broken()
-    assert {"compare", "choose", "label"} <= {*plugins.installed("commands")}
-    assert {each.origin for each in plugins.installed("commands").values()} == {plugins.OWN}
+    found = {name: each for group in OWN for name, each in plugins.installed(group).items()}
+    assert {"compare", "choose", "label", "report", "audit", "live"} <= {*found}
+    assert {each.origin for each in found.values()} == {plugins.OWN}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,8 @@ def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     simulated = ["--simulate", "data", "--target", "town", "--rounds", "1"]
     shown = run(core, tmp_path, "run", "kd3a", *simulated, *small)
     assert "KD3A" in shown
-    assert (tmp_path / "runs" / "kd3a" / "results.json").is_file()
+    folder = tmp_path / "runs" / "kd3a"
+    assert (folder / "results.json").is_file() and not (folder / "report.html").exists()
 
 
 @pytest.mark.slow

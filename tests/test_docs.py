@@ -20,7 +20,8 @@ import typer
 import yaml
 
 from fedda import cli, plugins
-from fedda.cli import exits, prove, wire_table
+from fedda.cli import exits, wire_table
+from fedda.contrib.audit import prove
 from fedda.settings import overrides
 from tests.command_lines import below
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedda.page.noted import Noted
-from fedda.page.page import page
+from fedda.contrib.report.page.noted import Noted
+from fedda.contrib.report.page.page import page
 from fedda.results import terminal
 from fedda.results.doubts import doubts
 from tests.local_grid import FAST, Node, run

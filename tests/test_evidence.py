@@ -7,11 +7,11 @@ import pytest
 import typer
 
 from clients.policy.rules import Policy
-from fedda.audits import membership
-from fedda.audits.finding import Audit, Finding
-from fedda.cli.prove import ABOVE, Proof
+from fedda.contrib.audit import membership
+from fedda.contrib.audit.finding import Audit, Finding
+from fedda.contrib.audit.prove import ABOVE, Proof
+from fedda.contrib.report.page import evidence
 from fedda.errors import ConfigError
-from fedda.page import evidence
 from tests.test_audits import made, run_audit
 from tests.test_page import Read
 

@@ -25,8 +25,10 @@ from fedda.adversarial.discriminators import (
     low,
 )
 from fedda.algorithms import dils
-from fedda.audits.finding import Audit, collect, parse
-from fedda.audits.gradients import (
+from fedda.cli import app
+from fedda.config import ModelConfig
+from fedda.contrib.audit.finding import Audit, collect, parse
+from fedda.contrib.audit.gradients import (
     HALVES,
     MOST,
     Moves,
@@ -40,12 +42,10 @@ from fedda.audits.gradients import (
     planned,
     window_gradient,
 )
-from fedda.audits.privacy import epsilon
-from fedda.cli import app
-from fedda.config import ModelConfig
+from fedda.contrib.audit.privacy import epsilon
+from fedda.contrib.report.page import page
+from fedda.contrib.report.page.noted import Noted
 from fedda.errors import ConfigError, DataError
-from fedda.page import page
-from fedda.page.noted import Noted
 from fedda.settings import RunConfig
 from fedda.train import generator
 from tests.test_page import Read, results
@@ -328,7 +328,7 @@ def test_features_come_from_the_encoder_in_evaluation_mode(monkeypatch: pytest.M
     assert z.shape == (5, model.width)
     assert sorted(z.sum(dim=1).tolist()) == pytest.approx(sorted(expected.sum(dim=1).tolist()))
     assert model.training
-    monkeypatch.setattr("fedda.audits.gradients.MOST", 3)
+    monkeypatch.setattr("fedda.contrib.audit.gradients.MOST", 3)
     assert len(features(model, x)) == 3 < MOST
 
 
@@ -557,13 +557,13 @@ def test_what_cannot_be_audited_is_refused(finished: Path, tmp_path: Path) -> No
 
 
 def test_the_help_text_loads_no_heavy_module() -> None:
-    tree = ast.parse((ROOT / "fedda/cli/audit.py").read_text())
+    tree = ast.parse((ROOT / "fedda/contrib/audit/attacks.py").read_text())
     eager = {n.module for n in tree.body if isinstance(n, ast.ImportFrom)}  # none for types only
     assert "fedda.errors" in eager
     assert not eager & {
         "torch",
-        "fedda.audits.gradients",
-        "fedda.audits.subject",
+        "fedda.contrib.audit.gradients",
+        "fedda.contrib.audit.subject",
         "fedda.models",
-        "fedda.audits.privacy",
+        "fedda.contrib.audit.privacy",
     }

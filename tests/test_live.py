@@ -22,7 +22,8 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
-from fedda.page.live_page import SCRIPT, page
+from fedda import plugins
+from fedda.contrib.report.page.live_page import SCRIPT, page
 from fedda.results.read import ABOUT
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import JournalReader, Story
@@ -120,7 +121,7 @@ def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
 
 MADE = """
 import sys
-from fedda.page.live_page import page
+from fedda.contrib.report.page.live_page import page
 from fedda.results.snapshot import RunNow, Snapshot
 print(page(Snapshot((), (RunNow(7, "r", sys.argv[1], "kd3a", "running"),)), "", "v1"))
 assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they take much memory"
@@ -267,7 +268,8 @@ def test_pages_are_made_one_at_a_time_and_half_of_the_time(
         spans.append((began, time.monotonic()))
         return which
 
-    monkeypatch.setattr("server.watching.live.page", slow)
+    made = {"live": plugins.Installed("live", "a test", slow)}
+    monkeypatch.setattr(plugins, "installed", {"pages": made}.get)
     runs = tuple(replace(run, number=n, name=f"r{n}") for n in range(3))
     live = Live(nothing, lambda: Snapshot((), runs), nothing)
     addresses = [f"{PAGE}?run=r{n}" for n in (0, 1, 2, 2)]

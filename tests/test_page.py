@@ -16,13 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedda.cli import app
+from fedda.contrib.report.page import page, write
+from fedda.contrib.report.page.axes import axis, whole
+from fedda.contrib.report.page.html import e, text
+from fedda.contrib.report.page.noted import Noted, collect
+from fedda.contrib.report.page.script import SCRIPT
 from fedda.errors import RunError
 from fedda.maths.embed import pca
-from fedda.page import page, write
-from fedda.page.axes import axis, whole
-from fedda.page.html import e, text
-from fedda.page.noted import Noted, collect
-from fedda.page.script import SCRIPT
 from fedda.results.read import load
 from tests.test_report import SITES, first, training, without
 

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fedda.page import page
-from fedda.page.labels import LONGEST, cut, placed, width
-from fedda.page.noted import Noted, collect
+from fedda.contrib.report.page import page
+from fedda.contrib.report.page.labels import LONGEST, cut, placed, width
+from fedda.contrib.report.page.noted import Noted, collect
 from tests.browser import CHROMIUM, Tab, browser
 from tests.patience import wait_until
 from tests.test_page import results, write_notes
@@ -73,7 +73,7 @@ def layout(tab: Tab, file: Path, width: int) -> None:
     "pixels",
     [
         pytest.param(400, marks=pytest.mark.slow, id="phone"),
-        pytest.param(1400, marks=pytest.mark.nightly("fedda/page"), id="desk"),
+        pytest.param(1400, marks=pytest.mark.nightly("fedda/contrib/report/page"), id="desk"),
     ],
 )
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")

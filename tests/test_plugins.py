@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 import clients.fedavg
 import strategies.fdann
 from fedda import data, models, plugins
-from fedda.audits import gradients
 from fedda.cli import app
 from fedda.config import ModelConfig
+from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.image_folder import ImageFolder
 from fedda.data.load import open_site

@@ -11,8 +11,8 @@ import torch
 from scipy.stats import norm
 
 from fedda.adversarial.lazy import protect
-from fedda.audits import privacy
-from fedda.audits.privacy import epsilon, spent
+from fedda.contrib.audit import privacy
+from fedda.contrib.audit.privacy import epsilon, spent
 from fedda.errors import ConfigError
 
 

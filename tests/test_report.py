@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from fedda import plugins
 from fedda.cli import app
+from fedda.contrib.report.picture import plot
 from fedda.errors import RunError
-from fedda.results.picture import plot
 from fedda.results.progress import Display, clock, follow
 from fedda.results.read import by_class, human, load, short_title, spans, summary, title
 from fedda.results.terminal import table
@@ -215,7 +215,7 @@ def test_results_say_what_their_methods_are_called() -> None:
 
 @pytest.mark.slow
 def test_tables_and_picture_load_no_method() -> None:
-    code = "import sys, fedda.results.terminal, fedda.results.picture; print(*sys.modules)"
+    code = "import sys, fedda.results.terminal, fedda.contrib.report.picture; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     loaded = set(done.stdout.split())
     assert "fedda.results.read" in loaded, done.stderr

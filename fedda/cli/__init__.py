@@ -4,8 +4,8 @@ import sys
 
 import typer
 
+from fedda.cli import client as client_command
 from fedda.cli import (
-    audit,
     data,
     demo,
     export,
@@ -15,7 +15,6 @@ from fedda.cli import (
     policy,
     predict,
     refine,
-    report,
     run,
     runs,
     select,
@@ -25,7 +24,6 @@ from fedda.cli import (
     watch,
     weights,
 )
-from fedda.cli import client as client_command
 from fedda.cli.exits import as_a_program
 from fedda.cli.helped import HelpedGroup
 from fedda.flower.supported import refusal
@@ -57,8 +55,6 @@ app.command()(predict.predict)
 app.add_typer(teacher.app, name="teacher")
 app.command()(refine.refine)
 app.command()(export.export)
-app.command()(report.report)
-app.add_typer(audit.app, name="audit")
 app.command()(superlink.superlink)
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")

@@ -66,8 +66,7 @@ def demo(
         keep: Leave the federation up for more runs, until Ctrl-C.
         insecure: Without TLS and keys.
     """
-    from fedda.cli.launch import on_terminate
-    from fedda.cli.report import PAGE, present
+    from fedda.cli.launch import on_terminate, present
     from fedda.cli.watching import watch
     from fedda.data.digits import DOMAINS, build
     from fedda.ops.bundle import stage
@@ -109,7 +108,7 @@ def demo(
         if not keep:
             present(folder)  # the sites' notes are in the folder, too
         echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
-        echo(f"next: open {folder / PAGE} in a browser; begin a study of your own: fedda new study")
+        echo("next: open the page in a browser; begin a study of your own: fedda new study")
 
 
 def clear(folder: Path) -> None:
@@ -132,7 +131,7 @@ def clear(folder: Path) -> None:
 
 def _stay_up(folder: Path) -> None:
     """Wait for Ctrl-C; meanwhile other commands can use the federation."""
-    from fedda.cli.report import present
+    from fedda.cli.launch import present
 
     present(folder)
     echo(f"the federation stays up; try: fedda run fedprox --server {folder / 'server'}")

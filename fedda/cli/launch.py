@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from fedda import plugins
 from fedda.cli.at_server import server_of
 from fedda.cli.exits import INTERRUPTED
 from fedda.cli.watching import (
@@ -26,7 +27,7 @@ from fedda.library.beginning import Launch, started
 from fedda.ops import certificate
 from fedda.ops.address import address
 from fedda.ops.lock import GoingOnError, alone, holder
-from fedda.results.plainly import echo
+from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 
@@ -58,8 +59,6 @@ def concluding(folder: Path) -> Iterator[None]:
         Exit: the run was stopped.
         FeddaError: the run failed.
     """
-    from fedda.cli.report import present
-
     try:
         yield
     except (KeyboardInterrupt, StoppedError):
@@ -70,6 +69,21 @@ def concluding(folder: Path) -> Iterator[None]:
     except FeddaError as error:
         raise type(error)(f"{error}{resume_hint(folder)}") from error
     present(folder)
+
+
+def present(folder: Path) -> None:
+    """Print a run's results, and let packages show them too (`fedda.listeners`).
+
+    Raises:
+        RunError: the folder holds no results, or a file cannot be written.
+    """
+    from fedda.results.read import load
+    from fedda.results.terminal import table
+
+    results = load(folder)
+    PlainConsole().print(table(results))
+    for each in plugins.installed("listeners").values():
+        each.value(results, folder)
 
 
 def settings_of(folder: Path) -> RunConfig | None:

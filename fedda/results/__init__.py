@@ -1,8 +1,7 @@
-"""Read a run's results and show them in a terminal; `fedda.page` shows them in a browser.
+"""Read a run's results and show them in a terminal; a browser needs `fedda.contrib.report`.
 
 read       results.json, and its means and standard deviations over the seeds
 terminal   the results as tables
-picture    the results as a plot
 story      what the journal of a run has said so far, and how many seconds it still takes; no torch
 sofar      the same in the form of results.json, so that the report's sections can draw it
 progress   the progress of a run that is going on

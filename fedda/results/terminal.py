@@ -1,4 +1,4 @@
-"""A run's results as tables for a terminal; fedda/results/picture.py plots them."""
+"""A run's results as tables for a terminal."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

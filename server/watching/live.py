@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedda.page.live_page import page
+from fedda import plugins
 from fedda.results.read import JOURNAL, human
 from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
@@ -54,10 +55,12 @@ class Live:
         self.watched = watched
         self.newest = newest
         self._answers: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            PAGE: self._page,
             EVENTS: self._stream,
             METRICS: self._metrics,
         }
+        page = plugins.installed("pages").get("live")
+        if page is not None:
+            self._answers[PAGE] = partial(self._page, page.value)
         self._one = asyncio.Lock()  # one page is made at a time
         self._last: tuple[tuple[str, str], str] = ("", ""), ""  # of what, and the page
         self._free = 0.0  # until when none is made, as the last took as long
@@ -96,7 +99,7 @@ class Live:
             ended.set()
         return ended
 
-    async def _page(self, asked: Request) -> Response:
+    async def _page(self, page: Callable[..., str], asked: Request) -> Response:
         """Make the page, in a thread; the last one again if nothing has changed.
 
         While a page is made, every step of the sites' requests waits some milliseconds for its

@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedda.contrib.report.picture import GRAY, METHODS, SITES, text
 from fedda.errors import RunError
-from fedda.results.picture import GRAY, METHODS, SITES, text
 
 from .plan import Score
 from .statistics import MEAN, Table, by_target, spread

@@ -6,7 +6,7 @@ Pictures never reach the page: they show images of the site.
 from collections.abc import Sequence
 from functools import partial
 
-from fedda.audits.finding import FORMS, HEADS, Audits, Finding
+from fedda.contrib.audit.finding import FORMS, HEADS, Audits, Finding
 from fedda.results import read
 
 from .html import Html, e

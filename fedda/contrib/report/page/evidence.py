@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedda.audits.finding import Audits, Finding, parse
+from fedda.contrib.audit.finding import Audits, Finding, parse
 from fedda.results.read import human
 
 from .html import Html, e

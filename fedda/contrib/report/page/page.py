@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.audits.finding import Audits
-from fedda.audits.finding import collect as audits_of
+from fedda.contrib.audit.finding import Audits
+from fedda.contrib.audit.finding import collect as audits_of
 from fedda.files import writing
 from fedda.results.read import Results
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -58,10 +58,6 @@ def present(
         RunError: the folder holds no results, a file cannot be written, or a site's folder holds
             no notes of the run.
     """
-    from fedda.page import write
-    from fedda.results.picture import (
-        plot,  # matplotlib takes a second to import, and --help should not
-    )
     from fedda.results.read import load, summary
     from fedda.results.terminal import table
 
@@ -71,7 +67,34 @@ def present(
     else:
         PlainConsole().print(table(results))
     place = folder if folder.is_dir() else folder.parent
+    finished(results, place, png, html, sites, as_json)
+
+
+def finished(
+    results: dict[str, Any],
+    place: Path,
+    png: Path | None = None,
+    html: Path | None = None,
+    sites: Sequence[Path] = (),
+    aside: bool = False,
+) -> None:
+    """Draw the picture of a run and write its page, as is done at a run's end.
+
+    Args:
+        results: the content of results.json.
+        place: the run's folder.
+        png: where the picture goes, by default into the folder.
+        html: where the page goes, by default into the folder.
+        sites: sites' state folders, whose notes the page shows.
+        aside: say where they are on the standard error.
+
+    Raises:
+        RunError: a file cannot be written, or a site's folder holds no notes of the run.
+    """
+    from fedda.contrib.report.page import write
+    from fedda.contrib.report.picture import plot  # it imports matplotlib, which takes a second
+
     picture = plot(results, png or place / PICTURE)
-    echo(f"picture: {picture}", err=as_json)
+    echo(f"picture: {picture}", err=aside)
     page = write(results, html or place / PAGE, place, sites)
-    echo(f"page: {page}", err=as_json)
+    echo(f"page: {page}", err=aside)

@@ -1,6 +1,6 @@
 """A site's class shares from what crosses besides weights: moments, vote numbers, coordinates.
 
-Property inference as in `fedda.audits.shares` (Ganju et al., CCS 2018): the attacker makes sites of
+Property inference as in `shares` (Ganju et al., CCS 2018): the attacker makes sites of
 its own with many different class shares, sees what they would send, and fits their shares by it.
 None of this needs labels at the site, so an unlabelled target says it too.
 

@@ -11,12 +11,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedda.audits.finding import FINDINGS, HEADS, Audit
-from fedda.cli import prove
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.config import unflatten, validate
+from fedda.contrib.audit import prove
+from fedda.contrib.audit.finding import FINDINGS, HEADS, Audit
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
@@ -24,7 +24,7 @@ from fedda.results.plainly import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from fedda.audits.subject import Subject
+    from fedda.contrib.audit.subject import Subject
     from fedda.data import Reading
 
 CONFIG, PICTURES = "config.json", "recovered.png"
@@ -131,9 +131,9 @@ def gradients(
     """
     with clear_exit():
         attacker = _Attacker(run, data, seed, device, reading)
-        from fedda.audits import gradients as attack
-        from fedda.audits import privacy
-        from fedda.audits.subject import opened
+        from fedda.contrib.audit import gradients as attack
+        from fedda.contrib.audit import privacy
+        from fedda.contrib.audit.subject import opened
         from fedda.data import load_target
 
         own = attack.SumSettings.of(attacker.config, method)
@@ -350,15 +350,15 @@ class _Attacker:
     @cached_property
     def subject(self) -> "Subject":
         """The run's model and the site's labelled data."""
-        from fedda.audits.subject import subject
+        from fedda.contrib.audit.subject import subject
 
         about = self._file, self.config, self._folder, self._reading
         return subject(*about, self.device, self._seed)
 
     def update(self, trials: int, steps: int) -> None:
         """Attack a model's update."""
-        from fedda.audits import drawings
-        from fedda.audits import update as attack
+        from fedda.contrib.audit import drawings
+        from fedda.contrib.audit import update as attack
 
         _say("recovering images from updates")
         found, pictures = attack.invert(
@@ -371,8 +371,8 @@ class _Attacker:
 
     def membership(self, shadows: int, epochs: int) -> None:
         """Attack a model and atoms."""
-        from fedda.audits import membership as attack
-        from fedda.audits.subject import atoms_of
+        from fedda.contrib.audit import membership as attack
+        from fedda.contrib.audit.subject import atoms_of
 
         count, atoms = shadows + shadows % 2, atoms_of(self._home)
         found = attack.audit(
@@ -387,7 +387,7 @@ class _Attacker:
 
     def shares(self, sites: int) -> None:
         """Attack class shares."""
-        from fedda.audits import shares as attack
+        from fedda.contrib.audit import shares as attack
 
         _say("telling class shares")
         self.found.append(attack.leaked(self.subject, sites=sites, seed=self._seed))
@@ -395,8 +395,8 @@ class _Attacker:
     def properties(self, sites: int, epochs: int) -> None:
         """Attack moments, the vote's numbers and coordinates, as far as the run has them."""
         from fedda import plugins
-        from fedda.audits import properties as attack
-        from fedda.audits.subject import atoms_of
+        from fedda.contrib.audit import properties as attack
+        from fedda.contrib.audit.subject import atoms_of
 
         _say("telling class shares from moments and numbers")
         settings, atoms = unflatten(self.config), atoms_of(self._home)

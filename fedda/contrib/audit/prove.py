@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from fedda import __version__
-from fedda.audits.finding import Audit
 from fedda.config import IMAGES_HIDE
+from fedda.contrib.audit.finding import Audit
 from fedda.errors import ConfigError
 from fedda.files import writing
 from fedda.halves import load
@@ -70,7 +70,7 @@ class Proof:
         options: Mapping[str, Any],
     ) -> None:
         """Write the page, and end with exit code 4 if a figure is above its threshold."""
-        from fedda.page import evidence
+        from fedda.contrib.report.page import evidence
 
         rows = [row for audit in found for row in audit.findings]
         figures = evidence.figures(rows, self._least)

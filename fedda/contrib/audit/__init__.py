@@ -1,5 +1,7 @@
 """Attacks on what leaves a site, tried on the site's own data.
 
+attacks       the command
+prove         the evidence that it writes
 gradients     features from the gradients of a discriminator
 privacy       the differential privacy that noise on exchanged gradients gives
 update        images from the change that training makes to a model
