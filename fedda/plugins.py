@@ -13,6 +13,12 @@ A package adds them as entry points in its pyproject.toml:
     [project.entry-points."fedda.data"]
     dicom = "fedda_tent.dicom:open_dicom"    # Path -> fedda.data.Reader, or None if not for it
 
+    [project.entry-points."fedda.images"]
+    raw = "fedda_tent.raw:opened"    # file of an image -> fedda.data.pixels.ImageFile, or None
+
+    [project.entry-points."fedda.arrays"]
+    mat = "fedda_tent.mat:Mat"    # Path of a file with this ending -> fedda.data.npz.Npz
+
     [project.entry-points."fedda.augment"]
     noisy = "fedda_tent.noise:noisy"    # (images, torch.Generator) -> images, for train.augment
 
@@ -51,7 +57,17 @@ from fedda.errors import ConfigError, FeddaError, PolicyError
 from fedda.methods import Method, PartName
 from fedda.ops.distributions import ANY, check_allowed
 
-Group = Literal["methods", "models", "data", "augment", "commands", "listeners", "pages"]
+Group = Literal[
+    "methods",
+    "models",
+    "data",
+    "images",
+    "arrays",
+    "augment",
+    "commands",
+    "listeners",
+    "pages",
+]
 Half = Literal["strategies", "clients"]
 
 OWN = "fedda"  # where fedda's own methods come from
@@ -60,6 +76,8 @@ KINDS: dict[Group, str] = {
     "methods": "method",
     "models": "network",
     "data": "reader",
+    "images": "reader of images",
+    "arrays": "reader of arrays",
     "augment": "augmentation",
     "commands": "command",
     "listeners": "listener",

@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 
 from fedda import data
 from fedda.cli import app
-from fedda.data.benchmarks import BENCHMARKS, Options, import_benchmark, reviews
-from fedda.data.benchmarks.digit_five import pixels
-from fedda.data.benchmarks.reviews import csr
-from fedda.data.benchmarks.spectrograms import log_mel, mel_bank, to_bytes
-from fedda.data.benchmarks.splits import stratified, unique_names
+from fedda.contrib.benchmarks import reviews
+from fedda.contrib.benchmarks.common import Options
+from fedda.contrib.benchmarks.digit_five import pixels
+from fedda.contrib.benchmarks.registry import BENCHMARKS, import_benchmark
+from fedda.contrib.benchmarks.reviews import csr
+from fedda.contrib.benchmarks.spectrograms import log_mel, mel_bank, to_bytes
+from fedda.contrib.benchmarks.splits import stratified, unique_names
 from fedda.data.sparse import densify
 from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig

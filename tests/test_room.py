@@ -12,7 +12,8 @@ from PIL import Image
 from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
 
 from fedda import data
-from fedda.data import columns, dicom, pixels, room
+from fedda.contrib.readers import dicom
+from fedda.data import columns, pixels, room
 from fedda.data.form import Form
 from fedda.errors import DataError
 from tests.fuzzing import peak

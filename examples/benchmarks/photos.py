@@ -54,12 +54,13 @@ from sklearn.preprocessing import StandardScaler
 
 from fedda import data, models, plugins
 from fedda.config import Flat
+from fedda.contrib.benchmarks.common import Options
+from fedda.contrib.benchmarks.registry import import_benchmark
 from fedda.contrib.lab.comparison import Cell, Plan, Variant
 from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.plan import BENCHMARK, CELLS
 from fedda.contrib.lab.comparison.statistics import by_target
 from fedda.contrib.lab.comparison.tables import as_markdown
-from fedda.data.benchmarks import Options, import_benchmark
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.results.plainly import markdown

@@ -1,10 +1,9 @@
-"""`fedda data`: make digits, rotate a domain, import a benchmark, check data, show images."""
+"""`fedda data`: make digits, rotate a domain, cut a table, check data, show images."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
+from fedda.cli.helped import OpenGroup
 from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
@@ -22,11 +22,12 @@ from fedda.results.plainly import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Reading
-    from fedda.data.benchmarks import Benchmark, Result
     from fedda.data.sets import Description, Progress
 
 app = typer.Typer(
-    no_args_is_help=True, help="Make, import, check and look at the data a site brings."
+    cls=OpenGroup,
+    no_args_is_help=True,
+    help="Make, import, check and look at the data a site brings.",
 )
 
 DataPath = Annotated[
@@ -132,7 +133,7 @@ def rotate(
         done = build(
             path,
             out,
-            _degrees(angles),
+            degrees(angles),
             role=role,
             size=size,
             everywhere=everywhere,
@@ -143,97 +144,6 @@ def rotate(
         echo(f"{domain.path}: {domain.train} training, {domain.test} test")
 
 
-@app.command()
-def benchmarks(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show only this one.", show_default=False)
-    ] = None,
-) -> None:
-    """List the published benchmarks that can be imported, and where their files are.
-
-    fedda data benchmarks
-
-    fedda data benchmarks digit5
-    """
-    from fedda.data.benchmarks import BENCHMARKS
-    from fedda.data.benchmarks.registry import find
-
-    with clear_exit():
-        chosen = [find(name)] if name else list(BENCHMARKS.values())
-    echo("\n\n".join(_about(benchmark) for benchmark in chosen))
-
-
-@app.command("import")
-def import_(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    source: Annotated[Path, typer.Argument(metavar="SOURCE")],
-    out: Annotated[Path, typer.Argument(metavar="OUT")],
-    domains: Annotated[str, typer.Option(metavar="A,B", show_default=False)] = "",
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    test_share: float | None = None,
-    transductive: Annotated[bool, typer.Option("--transductive")] = False,
-    limit: Annotated[int | None, typer.Option(min=1)] = None,
-    test_limit: Annotated[int | None, typer.Option(min=1)] = None,
-    files: Literal["link", "symlink", "copy"] | None = None,
-    features: Annotated[int | None, typer.Option(min=1)] = None,
-    angles: Annotated[str, typer.Option(metavar="0,30,..")] = "",
-    mels: Annotated[int | None, typer.Option(min=1)] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, max=60)] = None,
-) -> None:
-    """Turn a benchmark's published files into one site folder per domain.
-
-    Nothing is downloaded: get the files from their authors (`fedda data benchmarks` says where).
-    Images stay as they are. NAME is one of
-
-      digit5, office31, office-caltech10, office-home, domainnet, imageclef, adaptiope, pacs,
-
-      amazon-review, rotated-mnist,
-
-      mic2mic-like: spectrograms like Mic2Mic's, from your own recordings, not Mic2Mic's.
-
-    fedda data import digit5 ./Digit-Five ./digit5 --limit 25000 --test-limit 9000
-
-    fedda data import office31 ./office31-raw ./office31 --transductive
-
-    fedda run kd3a --simulate ./office31 --target amazon --preset office31
-
-    Options:
-        name: See `fedda data benchmarks`.
-        source: The folder with the published files.
-        out: A new or empty folder to write the domains to.
-        domains: Only these domains.
-        seed: Seed of every random draw.
-        test_share: Share of every class to test on, where no split is published. [0.2]
-        transductive: Use every example for training (without labels at a target) and for testing.
-        limit: Most training examples per domain.
-        test_limit: Most test examples per domain.
-        files: Images: hard links (or copies, if on another disk), symbolic links or copies.
-        features: Vectors: number of first columns to keep.
-        angles: Rotated MNIST: degrees clockwise.
-        mels: Recordings: mel bands. [40]
-        seconds: Recordings: length in seconds. [1.0]
-    """
-    from fedda.data.benchmarks import Options, import_benchmark
-
-    with clear_exit():
-        options = Options(
-            domains=tuple(part.strip() for part in domains.split(",")) if domains else None,
-            seed=seed,
-            test_share=test_share,
-            transductive=transductive,
-            limit=limit,
-            test_limit=test_limit,
-            files=files,
-            features=features,
-            angles=_degrees(angles) if angles else None,
-            mels=mels,
-            seconds=seconds,
-        )
-        with _bar("writing") as progress:
-            done = import_benchmark(name, source, out, options, progress)
-    _print_result(done)
-
-
 TestShareOption = Annotated[
     float,
     typer.Option(
@@ -242,38 +152,6 @@ TestShareOption = Annotated[
         help="Share of each class to test on, drawn at random, where there is no split test.",
     ),
 ]
-
-
-@app.command()
-def hub(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    out: Annotated[Path, typer.Argument(metavar="OUT")],
-    by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
-    columns: ColumnsOption = "",
-    test_share: TestShareOption = 0.2,
-) -> None:
-    """Fetch a data set of Hugging Face and write one folder per domain (extra hub).
-
-    It has parquet files with the columns image, label and one that names the domain. After an
-    interruption, type the same again. A target's labels are in its folder, too: its training never
-    reads them, and a test does.
-
-      fedda data hub flwrlabs/pacs ./pacs
-
-      fedda data hub flwrlabs/office-home ./office-home --test-share 0.5
-
-      fedda run kd3a --simulate ./pacs --target sketch --preset photos
-
-    Options:
-        name: OWNER/NAME, or a folder with the data set's parquet files.
-        out: A new or empty folder to write the sites to.
-        by: The column that names each row's site.
-    """
-    from fedda.data.hub import sites_of
-
-    with clear_exit():
-        for site, rows in sites_of(name, out, by, columns, test_share).items():
-            echo(f"{out / site}: {rows} examples")
 
 
 @app.command("split")
@@ -367,7 +245,7 @@ def check(
     """
     from fedda.data import verify
 
-    with clear_exit(), _bar() as progress:
+    with clear_exit(), bar() as progress:
         reading = reading.within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
@@ -408,7 +286,7 @@ def show(
         description = describe(path, role, reading)
         mixed = description.kind == "image" and description.shape[1] == 0
         load = load_source if role == "source" else load_target
-        with _bar() as progress:
+        with bar() as progress:
             size = _SHEET_SIZE if mixed else 0
             dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
         echo(contact_sheet(dataset, out, per_class))
@@ -418,8 +296,8 @@ def show(
         echo(f"warning: {warning}", err=True)
 
 
-def _degrees(angles: str) -> tuple[int, ...]:
-
+def degrees(angles: str) -> tuple[int, ...]:
+    """The angles of an option."""
     try:
         return tuple(int(angle) for angle in angles.split(","))
     except ValueError:
@@ -427,7 +305,7 @@ def _degrees(angles: str) -> tuple[int, ...]:
 
 
 @contextmanager
-def _bar(doing: str = "reading") -> "Iterator[Progress]":
+def bar(doing: str = "reading") -> "Iterator[Progress]":
     """Show a progress bar on stderr that disappears at the end; stdout has only the answer."""
     columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = PlainConsole(stderr=True)
@@ -473,33 +351,3 @@ def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
         yield f"{len(description.classes)} classes", counts
     elif description.classes:
         yield f"{len(description.classes)} test classes", ", ".join(description.classes)
-
-
-def _about(benchmark: "Benchmark") -> str:
-    classes = benchmark.classes
-    rows = {
-        "domains": ", ".join(benchmark.domains) or "one per folder",
-        "classes": str(classes) if isinstance(classes, int) else ", ".join(classes),
-        "layout": benchmark.layout,
-        "split": benchmark.split.format(seed=0),
-        "used by": benchmark.used_by,
-        "files": benchmark.url,
-    }
-    lines = [f"{benchmark.name}: {benchmark.title}"]
-    for head, text in rows.items():
-        wrapped = wrap(text, 86, break_on_hyphens=False, break_long_words=False)
-        lines += [f"  {head:<8} {wrapped[0]}", *(f"{'':11}{line}" for line in wrapped[1:])]
-    return "\n".join(lines)
-
-
-def _print_result(done: "Result") -> None:
-    table = Table("domain", "training", "test")
-    for domain, (train, test) in done.counts.items():
-        table.add_row(escape(domain), str(train), str(test))
-    console = PlainConsole()
-    console.print(table)
-    echo(f"{done.classes} classes; {done.split}")
-    for note in done.notes:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
-    target = f"--target {next(iter(done.counts))} {done.settings}".rstrip()
-    echo(f"next: fedda run kd3a --simulate {done.out} {target}")

@@ -1,6 +1,8 @@
 """What is built on the rest, which imports none of it: pyproject.toml names its parts.
 
-audit    attacks on one's own data, and evidence of what they found
-lab      comparing methods, choosing one by a few labels
-report   HTML report, pictures of a run, live page
+audit       attacks on one's own data, and evidence of what they found
+benchmarks  importers of published sets
+lab         comparing methods, choosing one by a few labels
+readers     DICOM, HDF5, data sets of Hugging Face
+report      HTML report, pictures of a run, live page
 """

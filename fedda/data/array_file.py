@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedda import plugins
 from fedda.data import categories, naming
 from fedda.data.cache import key_of
 from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.gaps import Gaps, warnings_of
-from fedda.data.hdf5 import ENDINGS, Hdf5
 from fedda.data.naming import listed
 from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
@@ -23,6 +23,11 @@ from fedda.data.unify import conform
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")
+
+
+def readers() -> dict[str, type[Npz]]:
+    """What reads files of arrays, beside .npz files, by their ending."""
+    return {f".{name}": each.value for name, each in plugins.installed("arrays").items()}
 
 
 class ArrayFile:
@@ -48,7 +53,7 @@ class ArrayFile:
         if ending in FILES:
             npz: Npz = NumberTable(self.path, self._reading)
         else:
-            npz = Hdf5(self.path) if ending in ENDINGS else Npz(self.path)
+            npz = readers().get(ending, Npz)(self.path)
         if not (needs := self._reading.needs):
             return npz
         own, named = naming.brief(npz.named), npz.named

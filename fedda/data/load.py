@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar, get_args
 
 from fedda import __version__
-from fedda.data import hdf5, number_table
-from fedda.data.array_file import ArrayFile
+from fedda.data import number_table
+from fedda.data.array_file import ArrayFile, readers
 from fedda.data.cache import Cache
 from fedda.data.columns import FILES, IMAGES, headings, parts_of
 from fedda.data.file_lists import lists_of
@@ -308,7 +308,7 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
                 f"--split out"
             )
         return reader
-    if path.is_file() and path.suffix.lower() in hdf5.ENDINGS:
+    if path.is_file() and path.suffix.lower() in readers():
         return ArrayFile(path, reading)
     if (numbers := number_table.file_of(path, reading)) is not None:
         return ArrayFile(numbers, reading)
@@ -381,7 +381,7 @@ def _visible(root: Path) -> list[Path]:
 def _can_be_site(file: Path, reading: Reading, is_target: bool) -> bool:
     """Whether a file is one of arrays, a table, or for a reader of another package."""
     ending = file.suffix.lower()
-    if ending in (".npz", *hdf5.ENDINGS):
+    if ending in (".npz", *readers()):
         return True
     if ending in FILES:
         images = {*IMAGES} & {*headings(file, reading)}

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from os import cpu_count
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from fedda.data import depth, dicom, room, samples
+from fedda import plugins
+from fedda.data import depth, room, samples
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
@@ -57,6 +58,39 @@ class Encoded(NamedTuple):
 
     def read_bytes(self) -> bytes:
         return self.content
+
+
+class Header(NamedTuple):
+    """What of an image file's header is used.
+
+    Attributes:
+        width: in pixels.
+        height: in pixels.
+        channels: 1 or 3.
+        bits: of gray: 8 to 16, or 32 without a scale; 0 in DICOM.
+        scale: of DICOM: the values that are black and white where the run says nothing; None in
+            colour.
+        own: whether the file says them itself.
+    """
+
+    width: int
+    height: int
+    channels: int
+    bits: int
+    scale: depth.Window | None = None
+    own: bool = False
+
+
+class ImageFile(Protocol):
+    """An image file that Pillow does not read, of a reader of the entry points `fedda.images`."""
+
+    def header(self) -> Header:
+        """Its size and how it is to be seen, without its pixels."""
+        ...
+
+    def image(self, window: depth.Window | None) -> Image.Image:
+        """The image, of 8 bits, gray or RGB; the window's ends become black and white."""
+        ...
 
 
 class Decoded(NamedTuple):
@@ -279,14 +313,22 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
         ) from error
 
 
-def _header(file: Path | Encoded) -> dicom.Header:
-    if dicom.is_one(file):
-        return dicom.header(file)
+def _other(file: Path | Encoded) -> ImageFile | None:
+    """The file as a reader of other images takes it, if one does."""
+    for each in plugins.installed("images").values():
+        if (found := each.value(file)) is not None:
+            return found
+    return None
+
+
+def _header(file: Path | Encoded) -> Header:
+    if (other := _other(file)) is not None:
+        return other.header()
     with _opened(file) as image:
         width, height = image.size
         if _orientation(image) in _ON_ITS_SIDE:
             width, height = height, width
-        return dicom.Header(width, height, samples.channels(image, _GRAY), samples.stored(image))
+        return Header(width, height, samples.channels(image, _GRAY), samples.stored(image))
 
 
 def _pixels(
@@ -294,8 +336,8 @@ def _pixels(
 ) -> Decoded:
     """Decode one file and turn it upright."""
     mode, light, turn = "L" if channels == 1 else "RGB", None, None
-    if dicom.is_one(file):
-        image = dicom.image(file, gray.window).convert(mode)
+    if (other := _other(file)) is not None:
+        image = other.image(gray.window).convert(mode)
     else:
         with _opened(file) as opened, room.alone(opened.width * opened.height):
             turn = _UPRIGHT.get(_orientation(opened))

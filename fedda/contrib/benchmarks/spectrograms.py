@@ -22,8 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.benchmarks.common import Arrays, ByClass, ImportRequest, Lazy, Options, Sites, count
-from fedda.data.benchmarks.splits import complete, shuffled, split_rows
+from fedda.contrib.benchmarks.common import (
+    Arrays,
+    ByClass,
+    ImportRequest,
+    Lazy,
+    Options,
+    Sites,
+    count,
+)
+from fedda.contrib.benchmarks.splits import complete, shuffled, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError

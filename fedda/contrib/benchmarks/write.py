@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data.benchmarks.common import (
+from fedda.contrib.benchmarks.common import (
     ByClass,
     ImportedImages,
     ImportRequest,
@@ -20,7 +20,7 @@ from fedda.data.benchmarks.common import (
     Sites,
     count,
 )
-from fedda.data.benchmarks.splits import unique_names
+from fedda.contrib.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
 from fedda.files import claim, place
 

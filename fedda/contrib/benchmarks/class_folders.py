@@ -11,8 +11,8 @@ Office-Caltech10  amazon/back_pack/..., or .mat files of features
 import re
 from pathlib import Path
 
-from fedda.data.benchmarks.common import ByClass, ImportRequest, Sites, domain_folders, key
-from fedda.data.benchmarks.splits import split_images
+from fedda.contrib.benchmarks.common import ByClass, ImportRequest, Sites, domain_folders, key
+from fedda.contrib.benchmarks.splits import split_images
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import DataError

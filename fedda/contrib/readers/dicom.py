@@ -22,6 +22,7 @@ from PIL import Image
 from fedda.data import room
 from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
+from fedda.data.pixels import Header
 from fedda.data.samples import DICOM, EXTENSIONS, is_dicom
 from fedda.errors import DataError
 
@@ -41,25 +42,23 @@ class Content(Protocol):
     def read_bytes(self) -> bytes: ...
 
 
-class Header(NamedTuple):
-    """What of an image file's header is used.
+class Dicom(NamedTuple):
+    """A DICOM file."""
 
-    Attributes:
-        width: in pixels.
-        height: in pixels.
-        channels: 1 or 3.
-        bits: of gray: 8 to 16, or 32 without a scale; 0 in DICOM.
-        scale: of DICOM: the values that are black and white where the run says nothing; None in
-            colour.
-        own: whether the file says them itself.
-    """
+    file: Content
 
-    width: int
-    height: int
-    channels: int
-    bits: int
-    scale: Window | None = None
-    own: bool = False
+    def header(self) -> Header:
+        """As `header` says."""
+        return header(self.file)
+
+    def image(self, window: Window | None) -> Image.Image:
+        """As `image` says."""
+        return image(self.file, window)
+
+
+def opened(file: Content) -> Dicom | None:
+    """A file as DICOM, if it is to be read so."""
+    return Dicom(file) if is_one(file) else None
 
 
 def is_one(file: Content) -> bool:

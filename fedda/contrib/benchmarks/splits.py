@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedda.data.benchmarks.common import Arrays, ByClass, ImportedImages, ImportRequest
+from fedda.contrib.benchmarks.common import Arrays, ByClass, ImportedImages, ImportRequest
 from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
 

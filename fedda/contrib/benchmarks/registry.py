@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedda.data.benchmarks import (
+from fedda.contrib.benchmarks import (
     class_folders,
     digit_five,
     feature_files,
@@ -11,8 +11,8 @@ from fedda.data.benchmarks import (
     rotated_mnist,
     spectrograms,
 )
-from fedda.data.benchmarks.common import Benchmark, ImportRequest, Options
-from fedda.data.benchmarks.write import Result, write
+from fedda.contrib.benchmarks.common import Benchmark, ImportRequest, Options
+from fedda.contrib.benchmarks.write import Result, write
 from fedda.data.naming import listed
 from fedda.data.sets import Progress
 from fedda.errors import ConfigError, DataError

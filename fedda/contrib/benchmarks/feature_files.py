@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedda.data.benchmarks import class_folders, matlab
-from fedda.data.benchmarks.common import (
+from fedda.contrib.benchmarks import class_folders, matlab
+from fedda.contrib.benchmarks.common import (
     Arrays,
     ImportRequest,
     Lazy,
@@ -20,7 +20,7 @@ from fedda.data.benchmarks.common import (
     key,
     levels,
 )
-from fedda.data.benchmarks.splits import complete, split_rows
+from fedda.contrib.benchmarks.splits import complete, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import DataError

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedda.data.benchmarks import feature_files, matlab
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
-from fedda.data.benchmarks.splits import complete, shuffled
+from fedda.contrib.benchmarks import feature_files, matlab
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
+from fedda.contrib.benchmarks.splits import complete, shuffled
 from fedda.errors import ConfigError, DataError
 
 TRAIN = 2000  # labelled reviews of a domain

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedda.data.benchmarks import matlab
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
-from fedda.data.benchmarks.splits import complete, shuffled
+from fedda.contrib.benchmarks import matlab
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
+from fedda.contrib.benchmarks.splits import complete, shuffled
 from fedda.errors import DataError
 
 DIGITS = tuple("0123456789")

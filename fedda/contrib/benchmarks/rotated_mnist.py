@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedda.data.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, strays
-from fedda.data.benchmarks.splits import complete
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, strays
+from fedda.contrib.benchmarks.splits import complete
 from fedda.data.rotate import deal, rotate
 from fedda.errors import ConfigError, DataError
 

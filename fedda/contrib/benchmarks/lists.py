@@ -11,8 +11,8 @@ folder gives the class. ImageCLEF-DA's folder names differ between domains, so t
 import os
 from pathlib import Path
 
-from fedda.data.benchmarks import class_folders
-from fedda.data.benchmarks.common import (
+from fedda.contrib.benchmarks import class_folders
+from fedda.contrib.benchmarks.common import (
     ByClass,
     ImportedImages,
     ImportRequest,
@@ -22,7 +22,7 @@ from fedda.data.benchmarks.common import (
     key,
     strays,
 )
-from fedda.data.benchmarks.splits import limited, split_images
+from fedda.contrib.benchmarks.splits import limited, split_images
 from fedda.data.file_lists import Line, class_of, lines
 from fedda.data.naming import listed
 from fedda.data.samples import EXTENSIONS
