@@ -31,7 +31,10 @@ ABOUT = (
     "cores that other programs shared."
 )
 SYMBOLS = ("symbol", "shape or kind", "meaning")
-HALVES = ("fedda/algorithms", "strategies", "clients")
+PLACES = (
+    *("fedda/algorithms/{}.py", "strategies/{}.py", "clients/{}.py"),
+    "fedda/contrib/methods/{}",
+)
 
 
 def page_of(name: str) -> str:
@@ -45,8 +48,8 @@ def page_of(name: str) -> str:
     parts += [table(("part", "when", "enters", "leaves"), crossing)]
     parts += ["## Settings", chosen_settings(name, head["settings"])]
     parts += preset_columns(name)
-    files = [f"{half}/{name}.py" for half in HALVES]
-    present = [f"`{file}`" for file in files if (ROOT / file).is_file()]
+    files = [place.format(name) for place in PLACES]
+    present = [f"`{file}`" for file in files if (ROOT / file).exists()]
     parts += ["## In the code", f"{', '.join(present)}; where one is missing, FedAvg's is used."]
     return "\n\n".join(part for part in [*parts, rest] if part) + "\n"
 

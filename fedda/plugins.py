@@ -134,12 +134,17 @@ _LENT: dict[Group, dict[str, Installed]] = {group: {} for group in get_args(Grou
 
 def methods() -> list[str]:
     """Names of all methods: fedda's own and the installed ones."""
-    return sorted([*own_methods(), *installed("methods")])
+    return sorted([*core_methods(), *installed("methods")])
+
+
+def own_methods() -> list[str]:
+    """Names of fedda's own methods: those of the core and those in fedda/contrib."""
+    return [name for name in methods() if origin(name) == OWN]
 
 
 @cache
-def own_methods() -> tuple[str, ...]:
-    """Names of fedda's own methods: one module each in fedda/algorithms."""
+def core_methods() -> tuple[str, ...]:
+    """Names of the methods of the core: one module each in fedda/algorithms."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(algorithms.__path__)))
 
 
@@ -150,7 +155,7 @@ def algorithm(name: str) -> ModuleType:
         ConfigError: there is no such method.
         PolicyError: the site's policy does not allow the package that adds it.
     """
-    if name in own_methods():
+    if name in core_methods():
         return import_module(f"fedda.algorithms.{name}")
     if name in installed("methods"):
         return import_module(f"{installed('methods')[name].value.__name__}.algorithm")
@@ -209,7 +214,7 @@ def check(name: str) -> None:
 
 def origin(name: str) -> str:
     """Where a method comes from: `fedda`, or the package that adds it and its version."""
-    return OWN if name in own_methods() else installed("methods")[name].origin
+    return OWN if name in core_methods() else installed("methods")[name].origin
 
 
 def full_key(method: str, key: str) -> str:
@@ -284,6 +289,8 @@ def unfinished() -> list[Broken]:
     """
     incomplete = []
     for name, added in installed("methods").items():
+        if added.origin == OWN:
+            continue
         try:
             check(name)
         except FAILURES as error:
@@ -308,10 +315,8 @@ def forget() -> None:
 def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
     good: dict[str, Installed] = {}
     bad: list[Broken] = []
-    for point in sorted(entry_points(group=f"fedda.{group}"), key=lambda p: (p.name, p.value)):
-        package = point.dist
-        origin = f"{package.name} {package.version}" if package else "an unknown package"
-        origin = OWN if package and package.name == OWN else origin
+    points = [(_origin(point), point) for point in entry_points(group=f"fedda.{group}")]
+    for origin, point in sorted(points, key=lambda p: (p[0] != OWN, p[1].name, p[1].value)):
         try:
             if point.name in good:
                 raise ConfigError(f"{good[point.name].origin} already has this name.")
@@ -325,9 +330,16 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
     return good, tuple(bad)
 
 
+def _origin(point: EntryPoint) -> str:
+    package = point.dist
+    if package is None:
+        return "an unknown package"
+    return OWN if package.name == OWN else f"{package.name} {package.version}"
+
+
 def _check_name(group: Group, name: str) -> None:
     """Refuse a name that settings cannot hold, or that already means something else."""
-    own = {"methods": own_methods(), "models": NETWORKS, "augment": AUGMENTATIONS}
+    own = {"methods": core_methods(), "models": NETWORKS, "augment": AUGMENTATIONS}
     if name in own.get(group, ()):
         raise ConfigError(f"fedda itself has a {KINDS[group]} of that name.")
     if group == "methods" and name in TAKEN:
@@ -375,7 +387,7 @@ def _check_settings(made: Method) -> None:
 
 
 def _half(folder: Half, name: str) -> ModuleType:
-    if name in own_methods():
+    if name in core_methods():
         return halves.load_half(folder, name)
     algorithm(name)  # raises if there is no such method
     added = installed("methods")[name]

@@ -18,8 +18,9 @@ from fedda.adversarial.discriminators import (
     Loss,
     Reversal,
 )
-from fedda.algorithms import dils, fdan, fdann, fwdgrl
+from fedda.algorithms import dils, fdann, fwdgrl
 from fedda.config import validate
+from fedda.contrib.methods.fdan import algorithm as fdan
 from fedda.errors import ConfigError
 from fedda.maths.schedule import growth
 from fedda.settings import RunConfig

@@ -18,9 +18,11 @@ from torch.nn import functional as F
 
 from fedda.adversarial import disentangle
 from fedda.adversarial.discriminators import called_source, called_target
-from fedda.algorithms import decision, fact, kd3a, mdan, shot
-from fedda.algorithms.autodial import Aligned
+from fedda.algorithms import kd3a, mdan, shot
 from fedda.config import TrainConfig
+from fedda.contrib.methods.autodial.algorithm import Aligned
+from fedda.contrib.methods.decision import algorithm as decision
+from fedda.contrib.methods.fact import algorithm as fact
 from fedda.maths import optimal_transport, schedule
 from fedda.maths.ensemble import Heads
 from fedda.maths.mixture import Surest

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.autodial import bounded
 from fedda import models
-from fedda.algorithms import autodial
-from fedda.algorithms.autodial import Aligned, layers, mixture
 from fedda.config import ModelConfig
+from fedda.contrib.methods.autodial import algorithm as autodial
+from fedda.contrib.methods.autodial.algorithm import Aligned, layers, mixture
+from fedda.contrib.methods.autodial.client import bounded
+from fedda.contrib.methods.autodial.strategy import joined
 from fedda.errors import ConfigError, QuorumError
-from strategies.autodial import joined
 from tests.local_grid import CLASSES, EXAMPLES, SOURCES, Bench, Node, assert_close, never, sent_by
 from tests.reference import autodial as twin
 from tests.test_fact import batches_of

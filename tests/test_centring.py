@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from clients.centring import MEANS
 from clients.site.memory import resident
 from fedda import data, models, records
-from fedda.algorithms import centring
+from fedda.contrib.methods.centring import algorithm as centring
+from fedda.contrib.methods.centring.client import MEANS
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import generator
 from fedda.wire import Arrays

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, optim
 
-from clients.comda import redrawn
 from clients.site.memory import resident
 from fedda import models
-from fedda.algorithms import comda, decision
 from fedda.config import ModelConfig
+from fedda.contrib.methods.comda import algorithm as comda
+from fedda.contrib.methods.comda.client import redrawn
+from fedda.contrib.methods.decision import algorithm as decision
 from fedda.data import load_target
 from fedda.train import generator, round_images, seed_for
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, run

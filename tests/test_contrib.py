@@ -27,7 +27,7 @@ main()
 """
 
 
-OWN: tuple[plugins.Group, ...] = ("commands", "images", "arrays", "listeners", "pages")
+OWN: tuple[plugins.Group, ...] = ("methods", "commands", "images", "arrays", "listeners", "pages")
 
 
 @cache
@@ -48,7 +48,9 @@ def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
 def test_its_entry_points_are_feddas_own() -> None:
     assert not plugins.broken()
     found = {name: each for group in OWN for name, each in plugins.installed(group).items()}
-    assert {"compare", "choose", "label", "report", "audit", "live", "data.import"} <= {*found}
+    assert {"compare", "choose", "label", "report", "audit", "live", "data.import", "fact"} <= {
+        *found
+    }
     assert {each.origin for each in found.values()} == {plugins.OWN}
 
 

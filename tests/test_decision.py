@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from clients.site.memory import resident
 from fedda import models
-from fedda.algorithms import decision, shot
+from fedda.algorithms import shot
 from fedda.config import ModelConfig
+from fedda.contrib.methods.decision import algorithm as decision
 from fedda.data import load_target
 from fedda.train import generator, round_images, seed_for
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, run

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from clients import fact as clients_of_fact
-from clients.fact import Answer, groups_of, half_optimizer
 from clients.site.memory import resident
 from fedda import models, records
-from fedda.algorithms import fact
 from fedda.config import ModelConfig
+from fedda.contrib.methods.fact import algorithm as fact
+from fedda.contrib.methods.fact import client as clients_of_fact
+from fedda.contrib.methods.fact.client import Answer, groups_of, half_optimizer
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import round_images, seed_for

@@ -22,6 +22,10 @@ ALLOWED = {
     "server": {"fedda", "strategies", "server"},
 }
 
+# What the modules of a method that plugs in may import, as the folders where others have them.
+FOLDERS_OF = {"strategy.py": "strategies", "client.py": "clients"}
+HALVES = ("strategy", "client")
+
 # The modules of fedda/ that import Flower, but for fedda/flower/, which does so when asked; all
 # others run without it. A module that starts Flower's programs may be added.
 KNOW_FLOWER = {"fedda/lane/parcels.py", "fedda/lane/lane_end.py", "fedda/records.py"}
@@ -38,6 +42,14 @@ ALONE = {
 
 def modules(*folders: str) -> list[Path]:
     return sorted(p for f in folders for p in (ROOT / f).rglob("*.py"))
+
+
+def plugged(*halves: str) -> list[Path]:
+    """The modules of these names of the methods that plug in, in fedda/contrib/methods."""
+    folder = ROOT / "fedda" / "contrib" / "methods"
+    found = [path for half in halves for path in folder.glob(f"*/{half}.py")]
+    assert len(found) > 5 * len(halves)
+    return found
 
 
 def name(path: Path) -> str:
@@ -69,7 +81,7 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def forbidden(path: Path) -> Iterator[str]:
     """Yield what a module imports and must not, in words."""
-    folder = name(path).split("/")[0]
+    folder = FOLDERS_OF.get(path.name if path in plugged(*HALVES) else "", name(path).split("/")[0])
     depth = len(path.relative_to(ROOT).parts) - 1
     for level, module in imports(path):
         if level > depth:
@@ -82,7 +94,7 @@ def forbidden(path: Path) -> Iterator[str]:
             continue
         if top not in ALLOWED[folder]:
             yield f"{name(path)} imports {module}"
-        if top == folder != "fedda":
+        if top == folder != "fedda" and path.is_relative_to(ROOT / folder):
             yield f"{name(path)} imports its sibling {module} absolutely"
 
 
@@ -96,7 +108,8 @@ def test_the_core_imports_flower_only_in_the_listed_modules() -> None:
     def imports_flower(path: Path) -> bool:
         return any(module.split(".")[0] == "flwr" for _, module in imports(path))
 
-    assert {name(path) for path in modules("fedda") if imports_flower(path)} == KNOW_FLOWER
+    core = {*modules("fedda")} - {*plugged("strategy", "client")}
+    assert {name(path) for path in core if imports_flower(path)} == KNOW_FLOWER
     assert imports_flower(ROOT / "clients/node/bridge.py")  # so the check above can fail
 
 
@@ -171,7 +184,7 @@ def test_the_maths_is_pure() -> None:
     """No Flower, no loader, no device, no logging."""
     others = {"flwr", "logging"}
     others |= {f"fedda.{m}" for m in ("data", "flower", "models", "train", "records")}
-    for path in (paths := modules("fedda/algorithms")):
+    for path in (paths := [*modules("fedda/algorithms"), *plugged("algorithm")]):
         tops = {".".join(module.split(".")[:2]) for _, module in imports(path)}
         found = others & (tops | {t.split(".")[0] for t in tops})
         assert not found, f"{name(path)} imports {found}"
@@ -182,7 +195,7 @@ def test_the_maths_is_pure() -> None:
 
 def test_strategies_hold_no_module_and_touch_no_disk() -> None:
     outside = {"torch.nn", "torch.optim", "pathlib", "os", "safetensors", "fedda.models"}
-    for path in (paths := modules("strategies")):
+    for path in (paths := [*modules("strategies"), *plugged("strategy")]):
         found = outside & {module for _, module in imports(path)}
         assert not found, f"{name(path)} imports {found}"
         calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
@@ -206,6 +219,7 @@ NAMES_METHODS = {
 def named_methods(path: Path) -> set[str]:
     """Return the methods that a module has as a text of its own, or imports."""
     methods = {p.stem for p in modules("fedda/algorithms")} - {"__init__"}
+    methods |= {p.parent.name for p in plugged("algorithm")}
     tree = ast.parse(path.read_text())
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     froms = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
@@ -216,7 +230,8 @@ def named_methods(path: Path) -> set[str]:
 
 def test_the_core_knows_no_method_by_name() -> None:
     """What it asks of a method the method declares, so that one of another package can answer."""
-    core = [p for p in modules("fedda") if not name(p).startswith("fedda/algorithms/")]
+    own = ("fedda/algorithms/", "fedda/contrib/methods/")
+    core = [p for p in modules("fedda") if not name(p).startswith(own)]
     core += modules("server", "clients/node", "clients/site")
     assert {name(path) for path in core if named_methods(path)} == {*NAMES_METHODS}
     assert named_methods(ROOT / "clients/kd3a.py")  # so the check above can fail
@@ -304,13 +319,14 @@ def renamed(path: Path) -> Iterator[str]:
 
 def test_no_target_reads_a_label() -> None:
     """Only the classes listed above read labels, and no other class inherits their code."""
-    paths = modules("clients")
+    paths = [*modules("clients"), *plugged("client")]
     assert len(paths) > 50
     assert [text for path in paths for text in of_labels(path)] == []
 
 
 def test_no_target_is_a_source_by_another_name() -> None:
-    assert [text for path in modules("clients") for text in renamed(path)] == []
+    paths = [*modules("clients"), *plugged("client")]
+    assert [text for path in paths for text in renamed(path)] == []
 
 
 def test_every_class_listed_as_a_reader_of_labels_reads_some() -> None:
@@ -334,7 +350,7 @@ def test_the_shared_client_reads_labels_only_in_its_test() -> None:
 def test_training_code_cannot_read_a_sites_notes() -> None:
     """Notes hold labels of tests. `serve` and `test` write them; only the picture reads them."""
     users, readers = set(), set()
-    for path in modules("clients"):
+    for path in [*modules("clients"), *plugged("client")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and {"notes", "before_after"} & {
                 *(alias.name for alias in node.names),

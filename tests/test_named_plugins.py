@@ -15,7 +15,7 @@ from fedda.config import ModelConfig
 from fedda.data import augment, reader
 from fedda.errors import Code, ConfigError, PolicyError
 from tests.local_grid import Node
-from tests.test_plugins import NETWORK, READER, TENT, install
+from tests.test_plugins import NETWORK, READER, TENT, install, others
 from tests.test_policy import a_bench, obeying
 
 assert install  # a fixture
@@ -41,7 +41,7 @@ def package(install: Install, tmp_path: Path) -> Path:
 
 def usable() -> list[str]:
     plugins.forget()
-    return sorted(group for group in ADDS for _ in plugins.installed(group))  # type: ignore[arg-type]
+    return sorted(group for group in ADDS for _ in others(group))  # type: ignore[arg-type]
 
 
 def imported() -> list[str]:
@@ -55,6 +55,7 @@ def test_code_that_the_policy_does_not_name_is_not_even_imported(
     for allowed in ((), (other,), ("all-package==1.0.1",)):
         plugins.restrict(allowed)
         assert usable() == [] and imported() == []
+        assert "fact" in plugins.methods()  # fedda's own, found in the same way
         assert {(each.group, each.name) for each in plugins.barred()} == {
             (group, line.split(" ")[0]) for group, line in ADDS.items()
         }

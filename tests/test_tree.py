@@ -17,6 +17,8 @@ LOOSE = 10  # modules beside fedda/__init__.py
 # File names that several folders may have, since they mean the same in each: what a package holds,
 # what its classes share, and the two apps that Flower starts.
 EVERYWHERE = {"__init__.py", "base.py", "app.py"}
+# A method that plugs in is a package of these, in a folder of its own name.
+PLUGGED = ("fedda/contrib/methods", {"algorithm.py", "strategy.py", "client.py"})
 # Each of these folders has a file of a method, by the method's name.
 HALVES = ("fedda/algorithms", "strategies", "clients")
 
@@ -126,7 +128,8 @@ def shared_names(root: Path) -> dict[str, list[str]]:
         folder = path.parent.relative_to(root).as_posix()
         half = path.name in methods and folder in HALVES
         command = folder == "fedda/cli"  # `fedda X`, whose work another X does
-        if path.name not in EVERYWHERE and not half and not command:
+        plugged = folder.startswith(PLUGGED[0]) and path.name in PLUGGED[1]
+        if path.name not in EVERYWHERE and not half and not command and not plugged:
             places[path.name].append(folder)
     return {name: found for name, found in places.items() if len(found) > 1}
 
@@ -137,8 +140,9 @@ def test_fedda_holds_few_loose_modules() -> None:
 
 def test_every_method_has_tests_of_its_own_name() -> None:
     methods = {path.stem for path in (ROOT / HALVES[0]).glob("*.py")} - {"__init__"}
+    methods |= {path.parent.name for path in (ROOT / PLUGGED[0]).glob("*/algorithm.py")}
     tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
-    assert methods and methods <= tested, methods - tested
+    assert len(methods) > 15 and methods <= tested, methods - tested
 
 
 def test_a_method_is_three_small_files() -> None:

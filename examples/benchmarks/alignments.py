@@ -34,7 +34,7 @@ from sklearn.covariance import ledoit_wolf
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from fedda.algorithms import centring
+from fedda.contrib.methods.centring import algorithm as centring
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
 from fedda.results.plainly import markdown

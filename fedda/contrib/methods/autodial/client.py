@@ -6,13 +6,13 @@ Carlucci et al., ICCV 2017, https://arxiv.org/abs/1704.08082.
 import torch
 from torch import Tensor, optim
 
-from fedda.algorithms import autodial
+from fedda.clients import fedavg
+from fedda.clients.base import Client
+from fedda.clients.site.request import Numbers
 from fedda.data import Unlabelled
 from fedda.train import Paced
 
-from . import fedavg
-from .base import Client
-from .site.request import Numbers
+from . import algorithm as autodial
 
 
 class Source(fedavg.Source):

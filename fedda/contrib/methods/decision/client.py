@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedda.algorithms import shot
-from fedda.algorithms.decision import nearest_together
+from fedda.clients import shot as clients
+from fedda.clients.shared.side_by_side import parts_of
+from fedda.clients.site.request import Numbers
 from fedda.maths.ensemble import Weights
 
-from . import shot as clients
-from .shared.side_by_side import parts_of
-from .site.request import Numbers
+from .algorithm import nearest_together
 
 Source = clients.Source
 

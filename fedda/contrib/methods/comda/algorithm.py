@@ -32,8 +32,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedda.algorithms import decision, shot
+from fedda.algorithms import shot
 from fedda.config import Scalar
+from fedda.contrib.methods.decision import algorithm as decision
 from fedda.methods import Method
 
 Carried = Literal["sum", "corrected"]

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import numpy as np
 from flwr.app import Message
 
-from fedda.algorithms.autodial import LOWEST, moment_of
 from fedda.errors import QuorumError
+from fedda.strategies.base import Numbers
+from fedda.strategies.fedavg import FedAvg
 from fedda.wire import Arrays
 
-from .base import Numbers
-from .fedavg import FedAvg
+from .algorithm import LOWEST, moment_of
 
 
 class AutoDIAL(FedAvg):

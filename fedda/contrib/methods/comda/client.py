@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from fedda import models
-from fedda.algorithms import comda
+from fedda.clients import shot as clients
+from fedda.clients.shared.side_by_side import NAMES, fill, parts_of
+from fedda.clients.site.request import Numbers, Request
+from fedda.clients.site.state import Kept
 from fedda.maths import mixup
 from fedda.models import Model
 from fedda.wire import Arrays, Kind, Packed, pack
 
-from . import shot as clients
-from .shared.side_by_side import NAMES, fill, parts_of
-from .site.request import Numbers, Request
-from .site.state import Kept
+from . import algorithm as comda
 
 ASKED = "asked"  # key under which a state has how often the oracles were asked
 NETWORKS = ["first", "second"]

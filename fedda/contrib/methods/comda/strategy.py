@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 from flwr.app import Message
 
+from fedda.contrib.methods.decision.strategy import DECISION
+from fedda.strategies.base import Numbers
 from fedda.wire import Arrays, Packed
-
-from .base import Numbers
-from .decision import DECISION
 
 
 class CoMDA(DECISION):

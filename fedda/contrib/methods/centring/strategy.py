@@ -2,10 +2,10 @@
 
 from flwr.app import Message
 
-from fedda.algorithms import centring
+from fedda.strategies.fedavg import FedAvg
 from fedda.wire import Packed
 
-from .fedavg import FedAvg
+from . import algorithm as centring
 
 
 class Centring(FedAvg):

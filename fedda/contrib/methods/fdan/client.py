@@ -9,16 +9,15 @@ import torch
 from torch import Tensor
 
 from fedda.adversarial.lazy import LazySync
+from fedda.clients import fdann
+from fedda.clients.fdann import StepNumbers
+from fedda.clients.shared.shared_discriminator import Witness
+from fedda.clients.site.request import Numbers
 from fedda.exchange import Group, Stream
 from fedda.maths import fourier
 from fedda.models import evaluating
 from fedda.train import generator
 from fedda.wire import Packed
-
-from . import fdann
-from .fdann import StepNumbers
-from .shared.shared_discriminator import Witness
-from .site.request import Numbers
 
 
 class Member(fdann.Member):

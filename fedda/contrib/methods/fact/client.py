@@ -14,17 +14,17 @@ from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
 from fedda import models
-from fedda.algorithms import fact
+from fedda.clients import fedavg
+from fedda.clients.base import Client
+from fedda.clients.site import state
+from fedda.clients.site.memory import Network
+from fedda.clients.site.request import Numbers, Request
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
 from fedda.train import learning_rate, make_optimizer
 from fedda.wire import Packed
 
-from . import fedavg
-from .base import Client
-from .site import state
-from .site.memory import Network
-from .site.request import Numbers, Request
+from . import algorithm as fact
 
 ANSWER = "answer"  # name of the model with two heads that a target keeps
 

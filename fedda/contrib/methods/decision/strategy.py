@@ -3,8 +3,8 @@
 Ahmed et al., CVPR 2021, https://arxiv.org/abs/2104.01845.
 """
 
-from .shot import SHOT
-from .sites.replies import Reply
+from fedda.strategies.shot import SHOT
+from fedda.strategies.sites.replies import Reply
 
 
 class DECISION(SHOT):

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 import torch
 from flwr.app import Message
 
-from fedda.algorithms.fact import is_head
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import RunningMean, heads_of
+from fedda.strategies.base import FedDA, Numbers
+from fedda.strategies.sites.roster import Node
 from fedda.train import generator
 from fedda.wire import Arrays, Kind, Packed, pack
 
-from .base import FedDA, Numbers
-from .sites.roster import Node
+from .algorithm import is_head
 
 
 class FACT(FedDA):

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from fedda import wire
-from fedda.algorithms import centring
+from fedda.clients import fedavg
+from fedda.clients.base import Client
+from fedda.clients.site.request import Numbers, Request
+from fedda.clients.site.state import Kept
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
 from fedda.wire import Kind, Packed
 
-from . import fedavg
-from .base import Client
-from .site.request import Numbers, Request
-from .site.state import Kept
+from . import algorithm as centring
 
 MEANS, ONCE = "means", 0  # kind and round of the files that hold what a target has told
 
