@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from clients.shared.dictionary import Dictionary
 from clients.site.memory import Site, resident
-from fedda import data, models, page, records, wire
+from fedda import data, models, records, wire
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
 from fedda.config import Inputs
+from fedda.contrib.report import page
 from fedda.errors import Code, ConfigError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture

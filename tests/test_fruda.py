@@ -14,10 +14,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.site.memory import resident
-from fedda import models, page, records, wire
+from fedda import models, records, wire
 from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
+from fedda.contrib.report import page
 from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireError
 from fedda.exchange.in_process import LocalStream

@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 from clients import fedavg as clients
 from clients.base import Client
 from clients.site.request import Numbers
-from fedda import models, page
+from fedda import models
 from fedda.algorithms import fedavg
 from fedda.cli import app
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
+from fedda.contrib.report import page
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
 from fedda.methods import Hop, Method, Phase
 from fedda.results import read, terminal
