@@ -211,7 +211,7 @@ def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str])
 def test_installed_commands_say_what_they_do(installed: Path, tmp_path: Path) -> None:
     strict = {"PYTHONWARNINGS": "error::DeprecationWarning"}
     shown = sh(installed / "fedda", "--help", cwd=tmp_path, **strict)
-    assert all(word in shown for word in ("demo", "run", "superlink", "keys", "data"))
+    assert all(word in shown for word in ("demo", "run", "superlink", "keys", "compare"))
     shown = sh(installed / "fedda-client", "--help", cwd=tmp_path, **strict)
     assert all(word in shown for word in ("--role", "--superlink", "--key"))
 
@@ -225,7 +225,10 @@ def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
     sh(installed / "fedda", "run", "fedavg", *simulated, *small, cwd=tmp_path, OMP_NUM_THREADS="1")
     results = json.loads((tmp_path / "runs" / "fedavg" / "results.json").read_text())
     assert results
-    assert (tmp_path / "runs" / "fedavg" / "model.safetensors").is_file()
+    folder = tmp_path / "runs" / "fedavg"
+    assert (folder / "model.safetensors").is_file() and (folder / "report.html").is_file()
+    whole = "from fedda import plugins; [plugins.check(m) or print(m) for m in plugins.methods()]"
+    assert {"fact", "kd3a"} <= {*sh(installed / "python", "-c", whole, cwd=tmp_path).split()}
 
 
 @pytest.mark.slow
