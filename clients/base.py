@@ -34,7 +34,7 @@ from fedda.train import (
     seed_for,
     seed_torch,
 )
-from fedda.wire import ANSWERS, Kind, Packed, Role
+from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Kind, Number, Packed, Role
 
 from .site import doors, last_step, leaving, notes, state, tested
 from .site.memory import Network, Site, Staying
@@ -351,10 +351,10 @@ class Client(NumPyClient):
         start = time.perf_counter()
         self.begin(request)
         p = self.checked(self.predict(self.data.x))
-        numbers: Numbers = {"infomax": self.released("infomax", infomax(p), len(p))}
+        numbers: Numbers = {"infomax": self.released(INFOMAX, infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := tested.predicted(p, least)) is not None:
-            numbers["predicted"] = self.released("predicted", classes, len(p))
+            numbers["predicted"] = self.released(PREDICTED, classes, len(p))
         refined = None
         if request.is_last and (refined := last_step.take(self)) is not None:
             numbers |= last_step.reported(self, refined)
@@ -363,13 +363,13 @@ class Client(NumPyClient):
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
-            numbers |= {"loss": self.released("loss", loss, len(held)), "tested": len(held)}
+            numbers |= {"loss": self.released(LOSS, loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             if refined is not None:
                 others["accuracy-refined"] = models.predict(refined.model, held.x)
             for name, q in {"accuracy": p, **others}.items():
                 right = tested.right(self.checked(q), held.y)
-                numbers[name] = self.released(name, right, len(held))
+                numbers[name] = self.released(ACCURACY, right, len(held))
                 told = name.replace("accuracy", "answers")
                 if request.is_last and told in ANSWERS and self.site.tells_classes(self.task):
                     numbers[told] = tested.answers(q, held.y, self.site.few)
@@ -389,16 +389,12 @@ class Client(NumPyClient):
             tested.check_spread(z, self.site.min_images)
         return z
 
-    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
-        """A number of a test over so many images, as it leaves this site."""
-        C = self.task.classes
-        bounds = {"infomax": math.log(C), "loss": tested.LOSS_MOST, "predicted": C}
-        bounds |= {"distance": tested.DISTANCE_MOST}
-        bounds["focus"] = self.task.sites  # a share of a vote is at most its number of teachers
-        most = bounds.get(name.split("-")[0], 1.0)
-        if name.split("/")[0].split("-")[0] in tested.SHARES:
+    def released(self, number: Number, value: float, images: int) -> float:
+        """A number about a model's answers for so many images, as it leaves this site."""
+        if number.is_share:
             value = tested.ends(value, images, self.site.few)
-        return tested.released(name, value, images, most, self.site.test_noise, least)
+        bounds = number.bounds(self.task.classes, self.task.sites)
+        return tested.released(number, value, images, bounds, self.site.test_noise)
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: load data and model, and seed the random numbers."""

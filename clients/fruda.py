@@ -12,7 +12,7 @@ from torch import Tensor
 from fedda import models, refining
 from fedda.adversarial import critic_mean
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
-from fedda.algorithms.fruda import soft_maximum
+from fedda.algorithms.fruda import ERROR, MOVED, soft_maximum
 from fedda.data import Labelled
 from fedda.errors import RefineError, WireError
 from fedda.exchange import Stream
@@ -20,7 +20,7 @@ from fedda.maths import ocs
 from fedda.maths.validators import infomax
 from fedda.models import evaluating
 from fedda.train import seed_for
-from fedda.wire import Packed
+from fedda.wire import INFOMAX, Packed
 
 from . import dils, fedavg
 from .shared.overheard import Overheard
@@ -146,7 +146,7 @@ class Collaborator(Measuring):
         error: Numbers = {}
         if isinstance(self.data, Labelled):
             p = self.checked(models.predict(self.model, self.data.x))
-            error = {"error": self.released("error", ocs.l1_error(p, self.data.y), len(p))}
+            error = {"error": self.released(ERROR, ocs.l1_error(p, self.data.y), len(p))}
         return self.measure() | error
 
     def measure(self) -> Numbers:
@@ -214,7 +214,7 @@ class Target(Measuring, dils.Target):
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
         moved = ocs.apart(self.predictions(), p)
-        numbers |= {"moved": self.released("moved", moved, len(p))}
+        numbers |= {"moved": self.released(MOVED, moved, len(p))}
         return numbers | {f"theta/{collaborator}": self.theta()}
 
     def refined(self) -> bool:
@@ -260,7 +260,7 @@ class Target(Measuring, dils.Target):
 
     def quality(self, p: Tensor) -> float:
         """Infomax of predictions (N, C), as it may leave."""
-        return self.released("infomax", infomax(p), len(p))
+        return self.released(INFOMAX, infomax(p), len(p))
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the model after the last round: later targets may adapt from it."""

@@ -15,7 +15,7 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError, WireError
 from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.wire import Arrays, Packed
+from fedda.wire import LOSS, Arrays, Packed, Rule
 
 from . import fedavg
 from .base import Client
@@ -85,15 +85,16 @@ class Target(Client):
         heard = torch.cat([c.kept for c in consensus])
 
         numbers = self.follow(images, vote, weight, heard)
-        numbers["loss"] = self.released("loss", numbers["loss"], N)
-        numbers["kept"] = self.released("kept", float(heard.float().mean()), N)
+        numbers["loss"] = self.released(LOSS, numbers["loss"], N)
+        numbers["kept"] = self.released(kd3a.KEPT, float(heard.float().mean()), N)
         if options.weighting == "focus":  # per image; only its proportions matter
             if own is not None:
                 focus = self._of_sources(focus, p, gate)
             for name, value in zip(names, focus.tolist(), strict=True):
-                about[f"focus/{name}"] = self.released("focus", value / N, N, -self.task.sites)
-        # As they will leave, so that the server weighs by the same numbers.
-        numbers, about = tested.coarse(numbers), tested.coarse(about)
+                about[f"focus/{name}"] = self.released(kd3a.FOCUS, value / N, N)
+        # As they leave, or would without a seal, so that server and site weigh by the same numbers.
+        plain = Rule(numbers=kd3a.TOLD)
+        numbers, about = tested.coarse(numbers, plain), tested.coarse(about, plain)
         updated = options.teacher_batchnorm == "updated"
         alpha = self.weigh(numbers | about, sources) if updated or sources.sealed else {}
         if updated:
@@ -169,7 +170,7 @@ class Target(Client):
                 logger.error("the model of %s is not used: %s", name, error)
                 continue
             if distance is not None:
-                about[f"distance/{name}"] = self.released("distance", distance, N)
+                about[f"distance/{name}"] = self.released(kd3a.DISTANCE, distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
         if not p:
             raise WireError("None of the sources' models can be used to teach; see above.")

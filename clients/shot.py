@@ -26,7 +26,6 @@ from . import fedavg
 from .base import Client
 from .shared.side_by_side import NAMES, SHARES, Ensemble, fill, groups, parts_of
 from .site.request import Numbers, Request
-from .site.tested import LOSS_MOST
 
 logger = logging.getLogger("fedda.site")
 
@@ -172,7 +171,7 @@ class Target(Client):
         self.save_adapted()
         loss = float(total) / max(steps, 1)
         told: Numbers = {f"refused/{name}": 1 for name in self.refused}
-        loss = self.released("loss", loss, len(self.data), -LOSS_MOST)
+        loss = self.released(shot.LOSS, loss, len(self.data))
         return {"loss": loss, "steps": steps} | told
 
     def beside(self, rate: float) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ away.
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -366,6 +366,62 @@ def pieces(*arrays: NDArray[Any], size: int = PIECE) -> Iterator[tuple[NDArray[A
         yield tuple(values[start : start + size] for values in flat)
 
 
+WHOLE = 1.0  # the step of a whole number
+EXACT = math.inf  # that of a number that follows from the settings, and from no image
+DIGITS = 0.0  # no step: a server's weights decide how large the number is
+Bound = float | Callable[[int, int], float]  # for C classes and K sites
+
+
+class Number(str):
+    """A number that may leave a site: its name, as a pattern, and how much it may tell.
+
+    All numbers are rounded, so that none says exactly what single images make of it.
+
+    Attributes:
+        step: what it is rounded to, or WHOLE, EXACT or DIGITS.
+        is_share: whether it is a share of images, which says nothing of few: then it is none or
+            all.
+        is_accuracy: whether it is over the labelled tests; if these are so few that one of them
+            changes it by a step, it is not rounded.
+    """
+
+    step: float
+    is_share: bool
+    is_accuracy: bool
+    _low: Bound
+    _high: Bound
+
+    def __new__(
+        cls,
+        name: str,
+        step: float = DIGITS,
+        *,
+        low: Bound = 0.0,
+        high: Bound = 1.0,
+        is_share: bool = False,
+        is_accuracy: bool = False,
+    ) -> "Number":
+        """Declare it.
+
+        Args:
+            name: its name; with a `*` one for each site.
+            step: as above.
+            low: the smallest value that a model made for the purpose can give it.
+            high: the largest one.
+            is_share: as above.
+            is_accuracy: as above.
+        """
+        made = super().__new__(cls, name)
+        made.step, made._low, made._high = step, low, high
+        made.is_share, made.is_accuracy = is_share, is_accuracy
+        return made
+
+    def bounds(self, classes: int, sites: int) -> tuple[float, float]:
+        """The smallest and the largest value."""
+        low, high = (b(classes, sites) if callable(b) else b for b in (self._low, self._high))
+        return low, high
+
+
 @dataclass(frozen=True)
 class Rule:
     """The arrays and numbers that a message may carry; names are patterns such as `teacher/*`.
@@ -375,9 +431,23 @@ class Rule:
     """
 
     arrays: Mapping[str, Kind] = field(default_factory=dict)
-    numbers: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()  # what leaves a site is a `Number` each
     optional: Mapping[str, Kind] = field(default_factory=dict)  # arrays that may be left out
     counts: frozenset[str] = frozenset()  # tables of answers by class, which may be left out
+
+    def number(self, name: str) -> Number:
+        """The declaration of a number that leaves.
+
+        Raises:
+            WireError: there is none.
+        """
+        found = next((p for p in self.numbers if _fits(name, p)), None)
+        if not isinstance(found, Number):
+            raise WireError(
+                f"The method does not say how much the number '{shown(name)}' may tell; declare it "
+                "in its contract as a fedda.wire.Number."
+            )
+        return found
 
     def check(
         self,
@@ -522,8 +592,26 @@ class Part:
 
 MODEL = {"model": Kind.MODEL}
 
+STEPS = Number("steps", WHOLE)
+SECONDS = Number("seconds", 0.01)
+REFUSED = Number("refused/*", WHOLE)
+LOSS_MOST = 10.0  # nats
+LOSS = Number("loss", 0.01, high=LOSS_MOST)
+EPSILON = Number("epsilon", EXACT)
+ACCURACY = Number("accuracy", 0.001, is_accuracy=True)
+INFOMAX = Number("infomax", 0.01, high=lambda classes, sites: math.log(classes))
+PREDICTED = Number("predicted", WHOLE, high=lambda classes, sites: classes)
+CHANGED = Number("changed", 0.01, is_share=True)
+AGREED = Number("agreed", 0.01, is_share=True)
+
+
+def accuracy_of(what: str) -> Number:
+    """The accuracy of another predictor."""
+    return Number(f"{ACCURACY}-{what}", ACCURACY.step, is_accuracy=True)
+
+
 # What the target says of its own last step (`fedda.refining`), which sends nothing else.
-REFINED = frozenset({"accuracy-refined", "changed", "agreed"})
+REFINED = frozenset({accuracy_of("refined"), CHANGED, AGREED})
 
 # How the last model, and the refined one, answer the tests of each class, in tens.
 ANSWERS = frozenset({"answers", "answers-refined"})
@@ -533,7 +621,7 @@ MOST_TOLD = 100  # classes of such a table
 TEST = Part(
     enters=Rule(MODEL),
     leaves=Rule(
-        numbers=REFINED | {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
+        numbers=REFINED | {ACCURACY, LOSS, Number("tested", WHOLE), INFOMAX, PREDICTED, SECONDS},
         counts=ANSWERS,
     ),
 )

@@ -17,7 +17,9 @@ from tests.local_grid import SOURCES, Node, ScriptedGrid, make_domains, run, sto
 
 LIST = Path(__file__).with_name("crossing.txt")
 BY_HAND = {"kd3a", "feddadil", "fdann"}
-EXCHANGE = {f"exchange: {key}" for key in ("host", "port", "certificate", "ticket", "node", "wait")}
+EXCHANGE = {
+    f"exchange: {key}" for key in ("name", "certificate", "ticket", "node", "wait", "rejoin")
+}
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 
 # Settings with which the first of two rounds is in a method's first phase.

@@ -619,7 +619,7 @@ def test_a_target_accepts_the_part_of_a_collaborator_without_labels(
 
 # ---- invitations to the exchange ----------------------------------------------------------------
 
-LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({"steps", "seconds"})))
+LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({wire.STEPS, wire.SECONDS})))
 
 
 @pytest.fixture

@@ -33,14 +33,6 @@ WITH_COMMANDS = ["README.md", "deploy/README.md", "CONTRIBUTING.md", *DOCS]
 # What else the documentation as a site is made from.
 SITE = ["docs", "mkdocs.yml", "deploy", "examples", "fedda/algorithms", "fedda/cli"]
 SITE += ["fedda/contrib"]
-    "docs",
-    "mkdocs.yml",
-    "deploy",
-    "examples",
-    "fedda/algorithms",
-    "fedda/cli",
-    "fedda/contrib",
-]
 # Pages of methods, which are made from the code.
 MADE = {ROOT / "docs" / "methods" / f"{name}.md" for name in plugins.own_methods()}
 

@@ -1,6 +1,7 @@
 """Numbers that leave a site: coarse, of checked models alone, and booked as tests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedda.errors import Code, NotFiniteError, QuorumError, WireError
 from fedda.methods import Method
 from fedda.ops import keys
 from fedda.secure import hiding
-from fedda.wire import ANSWERS, Arrays, Kind, Packed, pack
+from fedda.wire import ANSWERS, Arrays, Kind, Number, Packed, Rule, pack
 from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -90,7 +91,11 @@ def test_every_number_of_a_reply_is_coarse(
 
 
 def test_coarse_numbers_by_hand() -> None:
-    coarse = tested.coarse
+    every = all_numbers()
+
+    def coarse(numbers: dict[str, float]) -> dict[str, float]:
+        return tested.coarse(numbers, every)
+
     for name, value, wanted in (
         ("loss", 1.23456, 1.23),
         ("loss", 123.456, 123),
@@ -111,7 +116,7 @@ def test_coarse_numbers_by_hand() -> None:
         assert found == wanted and coarse({name: found, "tested": 24})[name] == found, name
     assert coarse({"accuracy": 2 / 3, "tested": 30_000})["accuracy"] == 0.667
     assert coarse({"accuracy": 2 / 3})["accuracy"] == 0.667
-    with pytest.raises(WireError, match=r"'pixel', .* clients.site.tested.STEP"):
+    with pytest.raises(WireError, match=r"'pixel' may tell; declare it .* fedda.wire.Number"):
         coarse({"pixel": 0.5})
     with pytest.raises(WireError, match=r"'steps' is 1.5, .* whole number"):
         coarse({"steps": 1.5})
@@ -120,23 +125,31 @@ def test_coarse_numbers_by_hand() -> None:
             coarse({"loss": value})
 
 
-def test_every_number_of_every_contract_has_a_step() -> None:
-    def rules(method: Method) -> set[str]:
-        phases = (*method.phases, *hiding.sealed(method).phases)
-        parts = [p for phase in phases for hop in phase.hops.values() for p in hop.values()]
-        parts += [phase.test for phase in phases]
-        return {name for part in parts for name in part.leaves.numbers}
-
-    names = set[str]().union(*(rules(plugins.method(m)) for m in plugins.own_methods()))
-    assert len(names) > 30
-    for name in names:
-        tested.coarse({name.replace("*", "anna"): 1})
+def leaving(method: Method) -> set[str]:
+    """The numbers that a method's sites may send."""
+    phases = (*method.phases, *hiding.sealed(method).phases)
+    parts = [p for phase in phases for hop in phase.hops.values() for p in hop.values()]
+    parts += [phase.test for phase in phases]
+    return {name for part in parts for name in part.leaves.numbers}
 
 
-def test_a_number_that_no_step_is_known_for_does_not_leave(
+def all_numbers() -> Rule:
+    methods = map(plugins.method, plugins.own_methods())
+    return Rule(numbers=frozenset().union(*map(leaving, methods)))
+
+
+def test_every_number_of_every_contract_says_how_much_it_tells() -> None:
+    names = all_numbers().numbers
+    assert len(names) > 30 and all(isinstance(name, Number) for name in names)
+
+
+def test_a_number_that_is_not_declared_does_not_leave(
     domains: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(tested.STEP, "loss")
+    (phase,) = plugins.method("fedavg").phases
+    for part in phase.hops["train"].values():
+        plain = replace(part.leaves, numbers=frozenset(map(str, part.leaves.numbers)))
+        monkeypatch.setitem(vars(part), "leaves", plain)
     bench = Bench(domains, "fedavg")
     reply = bench.call(bench.begin()[0])
     assert reply.has_error() and Code(reply.error.code) is Code.WIRE

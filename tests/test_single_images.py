@@ -11,15 +11,17 @@ import torch
 from safetensors.torch import load_file
 
 from clients.fedavg import Target
+from clients.shared.clusters import GAIN
 from clients.site import tested
 from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import models, wire
+from fedda.algorithms.kd3a import FOCUS
 from fedda.errors import NotFiniteError, WireError
 from fedda.maths.validators import infomax
 from fedda.models import Model
 from fedda.settings import RunConfig
-from fedda.wire import Kind
+from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Kind, Number, accuracy_of
 from tests.federation import LIVE, Federation
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
 from tests.processes import leaving_nothing
@@ -153,18 +155,21 @@ def test_answers_that_are_about_few_images_are_refused() -> None:
 
 
 def test_numbers_of_a_test_by_hand() -> None:
-    log3 = math.log(3)
-    assert tested.released("infomax", 0.4567, 40, log3, 0) == 0.46
-    assert tested.released("infomax", -0.2, 40, log3, 0) == 0
-    assert tested.released("loss", 123.4, 40, 10, 0) == 10
-    assert tested.released("loss", float("inf"), 40, 10, 0) == 10
+    def released(number: Number, value: float, images: int = 40) -> float:
+        return tested.released(number, value, images, number.bounds(3, 5), 0)
+
+    assert INFOMAX.bounds(3, 5) == (0, math.log(3)) and FOCUS.bounds(3, 5) == (-5, 5)
+    assert released(INFOMAX, 0.4567) == 0.46
+    assert released(INFOMAX, -0.2) == 0
+    assert released(LOSS, 123.4) == 10
+    assert released(LOSS, float("inf")) == 10
     with pytest.raises(NotFiniteError, match=r"infomax is not a number: .* lower train.lr"):
-        tested.released("infomax", float("nan"), 40, log3, 0)
-    assert tested.released("gain", 0.12345, 40, 1, 0, -10) == 0.123
-    assert tested.released("gain", -12.3, 40, 1, 0, -10) == -10
-    assert tested.released("accuracy", 2 / 3, 30, 1, 0) == 2 / 3  # steps of 1/30 hide more
-    assert tested.released("accuracy", 0.66666, 30_000, 1, 0) == 0.667
-    assert tested.released("accuracy-ensemble", 0.66666, 30_000, 1, 0) == 0.667
+        released(INFOMAX, float("nan"))
+    assert released(GAIN, 0.12345) == 0.123
+    assert released(GAIN, -12.3) == -10
+    assert released(ACCURACY, 2 / 3, 30) == 2 / 3  # steps of 1/30 hide more
+    assert released(ACCURACY, 0.66666, 30_000) == 0.667
+    assert released(accuracy_of("ensemble"), 0.66666, 30_000) == 0.667
 
 
 def test_answers_by_class_by_hand() -> None:
@@ -176,11 +181,11 @@ def test_answers_by_class_by_hand() -> None:
 
 
 def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> None:
-    drawn = [tested.released("loss", 5.0, 40, 10, 0.05) for _ in range(400)]
+    drawn = [tested.released(LOSS, 5.0, 40, (0, 10), 0.05) for _ in range(400)]
     assert len({*drawn}) > 50
     assert np.std(drawn) == pytest.approx(0.5, rel=0.2)
     assert np.mean(drawn) == pytest.approx(5.0, abs=0.15)
-    assert all(0 <= tested.released("accuracy", 0.99, 40, 1, 0.5) <= 1 for _ in range(50))
+    assert all(0 <= tested.released(ACCURACY, 0.99, 40, (0, 1), 0.5) <= 1 for _ in range(50))
 
 
 def test_the_number_of_predicted_classes_by_hand() -> None:
@@ -191,8 +196,8 @@ def test_the_number_of_predicted_classes_by_hand() -> None:
     # 63 images: a tenth of 21 is 2.1, so a class counts from 3.
     assert tested.predicted(one_hot([0] * 31 + [1] * 30 + [2] * 2), 1) == 2
     assert tested.predicted(one_hot([0] * 30 + [1] * 30 + [2] * 3), 1) == 3
-    assert tested.released("predicted", 2, 63, 3, 0) == 2
-    assert {tested.released("predicted", 2, 63, 3, 0.3) for _ in range(2000)} == {0, 1, 2, 3}
+    assert tested.released(PREDICTED, 2, 63, (0, 3), 0) == 2
+    assert {tested.released(PREDICTED, 2, 63, (0, 3), 0.3) for _ in range(2000)} == {0, 1, 2, 3}
 
 
 def test_infomax_by_hand() -> None:

@@ -6,10 +6,11 @@ from torch import Tensor
 from fedda.maths import gap
 from fedda.models import Model, evaluating
 from fedda.train import seed_for
+from fedda.wire import Number
 
 from ..base import Client
 
-LEAST_GAIN = -10.0  # relative to the gap statistic before; a smaller one leaves as this
+GAIN = Number("gain", 0.001, low=-10.0)  # relative to the gap statistic before
 
 
 class Gains:
@@ -39,7 +40,7 @@ class Gains:
             gain = gap.gap_gain(gap.share(self.before, self.scatter), gap.share(after, around))
         else:
             gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
-        told = self.client.released("gap", gain, len(self.images), LEAST_GAIN)
+        told = self.client.released(GAIN, gain, len(self.images))
         whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
         return told * whole if self.unit == "sum" else told
 

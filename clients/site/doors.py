@@ -106,7 +106,7 @@ def release(
     for name, packed in arrays.items():
         packed.check_finite(f"'{name}' of this site")
     _check(site, request, request.contract.leaves, arrays, numbers, "to be sent")
-    told = coarse(numbers)
+    told = coarse(numbers, request.contract.leaves)
     if ANSWERS & {*told}:
         site.gate.check_classes()
     sizes = records.size(records.write(arrays, metrics=told))

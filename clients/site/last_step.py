@@ -15,6 +15,7 @@ from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.models import Model, refined
 from fedda.refining import Refined
+from fedda.wire import AGREED, CHANGED, Number
 
 from . import state
 from .memory import Site
@@ -36,8 +37,8 @@ class Refining(Protocol):
     @property
     def data(self) -> Labelled | Unlabelled: ...
 
-    def released(self, name: str, value: float, images: int, least: float = 0.0) -> float:
-        """A number of a test over so many images, as it leaves this site."""
+    def released(self, number: Number, value: float, images: int) -> float:
+        """A number about a model's answers for so many images, as it leaves this site."""
         ...
 
     def adapted(self) -> Model:
@@ -80,7 +81,7 @@ def take(client: Refining) -> Refined | None:
 
 def reported(client: Refining, made: Refined) -> Numbers:
     """What a test says of a refined model without labels."""
-    shares = {"changed": made.changed, "agreed": made.agreed}
+    shares = {CHANGED: made.changed, AGREED: made.agreed}
     return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedda import models
 from fedda.models import Model
-from fedda.wire import Kind, Packed
+from fedda.wire import LOSS, Kind, Packed
 
 from . import tested
 from .memory import Site
@@ -49,7 +49,7 @@ class UnderMasks(AsItIs):
         self, model: Model, arrays: dict[str, Packed], numbers: Numbers
     ) -> tuple[dict[str, Packed], Numbers]:
         """Mask the model in full precision."""
-        loss = tested.coarse({"loss": numbers.pop("loss", 0.0)})["loss"]  # no door sees it hidden
+        loss = tested.rounded(LOSS, numbers.pop("loss", 0.0))  # no door sees it hidden
         whole, examples = models.to_arrays(model), self.site.examples
         masked = self.site.summed.hide(self.request, self._seeds, whole, loss, examples)
         return {"masked": masked}, numbers

@@ -16,59 +16,41 @@ import torch
 from torch import Tensor
 
 from fedda.errors import NotFiniteError, WireError
-from fedda.wire import ANSWERS, shown
+from fedda.wire import ANSWERS, DIGITS, EXACT, WHOLE, Number, Rule
 
-DIGITS = 0.0  # no step: a server's weights decide how large the number is
-WHOLE = 1.0  # a whole number
-EXACT = math.inf  # the number follows from the settings, and from no image
-STEP = {
-    **dict.fromkeys(("infomax", "loss", "kept"), 0.01),
-    **dict.fromkeys(("changed", "agreed", "moved"), 0.01),
-    **dict.fromkeys(("error", "first", "second", "mean", "distance", "seconds"), 0.01),
-    **dict.fromkeys(("information", "reconstruction", "confusion"), 0.01),
-    **dict.fromkeys(("accuracy", "gap", "focus", "alpha", "weight", "clipped"), 0.001),
-    **dict.fromkeys(("discriminator-loss", "discriminator-accuracy"), 0.001),
-    **dict.fromkeys(("gain", "median", "mmd", "theta"), DIGITS),
-    **dict.fromkeys(("steps", "tested", "predicted", "refused"), WHOLE),
-    "epsilon": EXACT,
-}  # by name, without the site after a slash, or by the name's part before a dash
-SHARES = {"kept", "changed", "agreed"}  # of images, so that a share is a count
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
-LOSS_MOST = 10.0  # nats
-DISTANCE_MOST = 100.0  # of which exp(-d) is nothing
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
 
 def released(
-    name: str, value: float, images: int, most: float, noise: float, least: float = 0.0
+    number: Number, value: float, images: int, bounds: tuple[float, float], noise: float
 ) -> float:
     """Make a number of a test what may leave the site.
 
     Args:
-        name: what the number is, as in STEP. An accuracy over so few images that one of them
-            changes it by a step or more is not rounded, as that would hide nothing.
+        number: its declaration.
         value: the number.
         images: how many it is over.
-        most: the largest value that it may have.
-        noise: standard deviation of Gaussian noise, in multiples of `most`. It is drawn anew for
-            each number, and from no seed of the run.
-        least: the smallest value that it may have.
+        bounds: the smallest and the largest value that it may have.
+        noise: standard deviation of Gaussian noise, in multiples of the largest value. It is drawn
+            anew for each number, and from no seed of the run.
 
     Raises:
         NotFiniteError: the number is none.
     """
     if math.isnan(value):
         raise NotFiniteError(
-            f"The tested model's {name} is not a number: its training diverged, or a lying site "
+            f"The tested model's {number} is not a number: its training diverged, or a lying site "
             "spoilt it; lower train.lr, or set guard.max-change or guard.mean."
         )
+    low, high = bounds
     if noise:
-        value += random.SystemRandom().gauss(0, noise * most)
-    value = min(max(value, least), most)
-    value = round(value) if step_of(name) == WHOLE else value
-    return _coarse(name, value, 0 if noise else images)
+        value += random.SystemRandom().gauss(0, noise * high)
+    value = min(max(value, low), high)
+    value = round(value) if number.step == WHOLE else value
+    return rounded(number, value, 0 if noise else images)
 
 
 def ends(share: float, images: int, few: int) -> float:
@@ -79,7 +61,7 @@ def ends(share: float, images: int, few: int) -> float:
     return 1.0 if images - count < few else share
 
 
-def coarse(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
+def coarse(numbers: Mapping[str, int | float], rule: Rule) -> dict[str, int | float]:
     """Round every number of a reply, so that none says exactly what single images make of it.
 
     A number that was rounded before stays as it is.
@@ -87,38 +69,31 @@ def coarse(numbers: Mapping[str, int | float]) -> dict[str, int | float]:
     Args:
         numbers: by name, as in the contract; `tested` is how many images an accuracy is over.
             Tables of answers by class are rounded already.
+        rule: of the contract, which declares them.
 
     Raises:
-        WireError: a number has no step, or is not whole though it should be.
+        WireError: a number is not declared, or is not whole though it should be.
         NotFiniteError: a number is not finite.
     """
     images = int(numbers.get("tested", 0))
-    return {n: v if n in ANSWERS else _coarse(n, v, images) for n, v in numbers.items()}
+    return {
+        n: v if n in ANSWERS else rounded(rule.number(n), v, images) for n, v in numbers.items()
+    }
 
 
-def step_of(name: str) -> float:
-    """The step of a number.
+def rounded(number: Number, value: float, images: int = 0) -> int | float:
+    """Round a number to its step and a few digits; `images` are those of an accuracy.
 
     Raises:
-        WireError: it has none.
+        WireError: it is not whole though it should be.
+        NotFiniteError: it is not finite.
     """
-    kind = name.split("/")[0]
-    step = STEP.get(kind, STEP.get(kind.split("-")[0]))
-    if step is None:
-        raise WireError(
-            f"No step is known for the number '{shown(name)}', so it cannot leave this site; the "
-            "method's module has to add one to clients.site.tested.STEP."
-        )
-    return step
-
-
-def _coarse(name: str, value: float, images: int) -> int | float:
-    step = step_of(name)
+    step = number.step
     if not math.isfinite(value):
-        raise NotFiniteError(f"'{shown(name)}' of this site is not finite; lower train.lr.")
+        raise NotFiniteError(f"'{number}' of this site is not finite; lower train.lr.")
     if step == WHOLE and value != round(value):
-        raise WireError(f"'{shown(name)}' is {value}, but is to be a whole number.")
-    few = name.split("-")[0] == "accuracy" and 0 < images * step <= 1
+        raise WireError(f"'{number}' is {value}, but is to be a whole number.")
+    few = number.is_accuracy and 0 < images * step <= 1
     if step in (WHOLE, EXACT) or few:
         return value
     if step != DIGITS:

@@ -31,7 +31,7 @@ from fedda.config import Section
 from fedda.maths.schedule import Growth, growth
 from fedda.maths.spectral import spectral_norm
 from fedda.train import generator
-from fedda.wire import Entry, Kind, Manifest, Role
+from fedda.wire import Entry, Kind, Manifest, Number, Role
 
 Loss = Literal["adda", "grl", "wassda", "cada"]
 Deception = Literal["inverted", "reversal"]
@@ -39,6 +39,12 @@ Deception = Literal["inverted", "reversal"]
 # Adam's betas where two sides train against each other, as in Radford et al., DCGAN, ICLR 2016,
 # section 4: an average over many gradients pushes on after the other side has answered.
 BETA1, BETA2 = 0.5, 0.999
+
+# What a site tells of its discriminators: the share of gradients that were clipped, and these.
+CLIPPED = Number("clipped", 0.001)
+NUMBERS = frozenset(
+    {CLIPPED, *(Number(f"discriminator-{what}", 0.001) for what in ("loss", "accuracy"))}
+)
 
 SIZES = r"^([1-9]\d{0,4}(,[1-9]\d{0,4})*)?$"
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Part, Rule
+from fedda.wire import MODEL, SECONDS, STEPS, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -40,7 +40,7 @@ def check_batchnorm(entries: Iterable[str], model: str) -> None:
 
 
 # The second hop of each round, under the mean of the sources' models.
-ESTIMATE: Hop = {"target": Part(Rule(MODEL), Rule(MODEL, frozenset({"steps", "seconds"})))}
+ESTIMATE: Hop = {"target": Part(Rule(MODEL), Rule(MODEL, frozenset({STEPS, SECONDS})))}
 
 METHOD = Method(
     "adabn",

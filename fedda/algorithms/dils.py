@@ -26,7 +26,7 @@ from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, Discr
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Extent, Method, Phase
-from fedda.wire import MODEL, TEST, Manifest, Part, Rule
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Manifest, Part, Rule
 
 
 class Adaptation(Critic):
@@ -98,9 +98,7 @@ def windows(options: Config, about: Extent) -> int:
     return max(1, about.all_rounds * steps // about.p)
 
 
-NUMBERS = frozenset(
-    {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
-)
+NUMBERS = discriminators.NUMBERS | {LOSS, STEPS, SECONDS}
 
 # The model is sent to the sites in the first of these rounds. The collaborator sends it back with
 # `cada`, and the target with `share`.
@@ -126,9 +124,7 @@ METHOD = Method(
             {
                 "adapt": {"collaborator": ADAPT, "target": ADAPT},
                 # With `cada` alone: the target takes over the classifier.
-                "take": {
-                    "target": Part(Rule(MODEL), Rule(numbers=frozenset({"seconds", "steps"})))
-                },
+                "take": {"target": Part(Rule(MODEL), Rule(numbers=frozenset({SECONDS, STEPS})))},
             },
             layouts=layouts,
             # The target is sent no model: it tests the one that it has adapted.

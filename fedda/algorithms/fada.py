@@ -59,7 +59,7 @@ from fedda.config import Scalar, Section
 from fedda.maths.gap import Unit
 from fedda.maths.schedule import Growth, growth
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Kind, Part, Role, Rule
+from fedda.wire import MODEL, SECONDS, STEPS, Kind, Number, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
 
@@ -189,7 +189,9 @@ def extension(options: Config) -> Mapping[str, Any] | None:
 
 
 PAIRS, GROUPS = {"discriminator/*": Kind.MODEL}, frozenset({"gradient/*"})
-DISENTANGLED = frozenset({"information", "reconstruction", "confusion"})
+DISENTANGLED = frozenset(
+    Number(name, 0.01) for name in ("information", "reconstruction", "confusion")
+)
 NUMBERS = fdann.NUMBERS | DISENTANGLED
 SENT = Rule(MODEL, frozenset({"steps"}), PAIRS)
 
@@ -197,7 +199,7 @@ SENT = Rule(MODEL, frozenset({"steps"}), PAIRS)
 ATTEND: Hop = {
     "target": Part(
         Rule(MODEL | {"candidate/*": Kind.MODEL}),
-        Rule(numbers=frozenset({"gain/*", "steps", "seconds"})),
+        Rule(numbers=frozenset({Number("gain/*"), STEPS, SECONDS})),
         judges=True,
     )
 }

@@ -29,7 +29,7 @@ from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import MODEL, Kind, Manifest, Part, Rule
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -72,9 +72,7 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 # One for all, or with `pairs` one per source, named after it. In the first round sites make them.
 DISCRIMINATORS = {"discriminator": Kind.MODEL, "discriminator/*": Kind.MODEL}
 GROUPS = frozenset({"gradient", "gradient/*"})
-NUMBERS = frozenset(
-    {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
-)
+NUMBERS = discriminators.NUMBERS | {LOSS, STEPS, SECONDS}
 SENT = Rule(MODEL, frozenset({"steps"}), DISCRIMINATORS)
 
 ALIGN = Phase(

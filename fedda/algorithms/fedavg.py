@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedda.config import Section
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Part, Rule
+from fedda.wire import EPSILON, LOSS, MODEL, SECONDS, STEPS, Part, Rule
 
 Weighting = Literal["examples", "uniform"]
 
@@ -34,7 +34,7 @@ def weights(counts: Tensor, weighting: Weighting = "examples") -> Tensor:
 
 
 # With `privacy.noise`, epsilon in place of the loss, which would tell of the examples.
-TRAINED = Rule(MODEL, frozenset({"loss", "epsilon", "steps", "seconds"}))
+TRAINED = Rule(MODEL, frozenset({LOSS, EPSILON, STEPS, SECONDS}))
 
 # Training on labels, which most methods request from the sources, and use each model.
 TRAIN: Hop = {"source": Part(Rule(MODEL), TRAINED, labels=True)}

@@ -33,7 +33,21 @@ from fedda.errors import ConfigError, WireError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
 from fedda.methods import Method, Phase, Signature
-from fedda.wire import MODEL, TEST, Arrays, Entry, Kind, Manifest, Part, Rule
+from fedda.wire import (
+    LOSS,
+    MODEL,
+    SECONDS,
+    STEPS,
+    TEST,
+    Arrays,
+    Entry,
+    Kind,
+    Manifest,
+    Number,
+    Part,
+    Rule,
+    accuracy_of,
+)
 
 Head = Literal["reconstruction", "ensemble"]
 
@@ -355,7 +369,7 @@ def distilled(
 
 
 ATOMS = {"atoms": Kind.ATOMS}
-SENT = frozenset({"loss", "reconstruction", "steps", "seconds"})
+SENT = frozenset({LOSS, Number("reconstruction", 0.01), STEPS, SECONDS})
 
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": {"weighting": "uniform", "target-pace": 1.0, "mean": "uniform", "entropy": 0.0}
@@ -387,7 +401,7 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 
 # The encoder is sent to a site that does not have it yet; only atoms are sent back.
 LEARN = Rule(ATOMS, optional=MODEL)
-HEADS = frozenset(f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder"))
+HEADS = frozenset(map(accuracy_of, ("reconstruction", "ensemble", "encoder")))
 
 METHOD = Method(
     "feddadil",

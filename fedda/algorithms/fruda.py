@@ -50,7 +50,7 @@ from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
 from fedda.methods import Extent, Method, Phase
-from fedda.wire import MODEL, TEST, Kind, Manifest, Part, Rule
+from fedda.wire import INFOMAX, MODEL, REFUSED, SECONDS, TEST, Kind, Manifest, Number, Part, Rule
 
 
 class Measure(DiscriminatorConfig):
@@ -138,11 +138,14 @@ SHARED = frozenset({"discriminator", "discriminator/*"})
 ADAPT = Part(dils.ADAPT.enters, Rule(numbers=dils.NUMBERS), SHARED)
 # Means of the critic's values over two halves of a site's images: a candidate's own, and at the
 # target one pair per candidate. With `pad`, shares of images that the discriminator takes wrongly.
-OWN = frozenset({"first", "second", "clipped", "seconds"})
-PER_CANDIDATE = frozenset({"first/*", "second/*", "theta/*", "clipped", "seconds"})
+OWN = frozenset({Number("first", 0.01), Number("second", 0.01), discriminators.CLIPPED, SECONDS})
+PER_CANDIDATE = frozenset(Number(f"{half}/*", 0.01) for half in ("first", "second"))
+PER_CANDIDATE |= {Number("theta/*"), discriminators.CLIPPED, SECONDS}
 # The candidate's mean as its gradients tell it, and how far off that may be.
-PER_CANDIDATE |= {"mean/*", "mean-slack/*"}
-INFOMAX = frozenset({"infomax-before", "infomax-after", "kept", "moved"})
+PER_CANDIDATE |= {Number("mean/*", 0.01), Number("mean-slack/*", 0.01)}
+ERROR, MOVED = Number("error", 0.01), Number("moved", 0.01)
+BEFORE_AND_AFTER = frozenset(Number(f"{INFOMAX}-{when}", 0.01) for when in ("before", "after"))
+ADAPTED = BEFORE_AND_AFTER | {Number("kept", 0.01), MOVED}
 
 
 def windows(options: Config, about: Extent) -> int:
@@ -169,11 +172,11 @@ METHOD = Method(
                 "select": {
                     # `error` comes from candidates with labels.
                     "collaborator": Part(
-                        Rule(MODEL), Rule(numbers=OWN | {"error"}), CRITICS, judges=True
+                        Rule(MODEL), Rule(numbers=OWN | {ERROR}), CRITICS, judges=True
                     ),
                     "target": Part(
                         Rule({"model/*": Kind.MODEL}),
-                        Rule(numbers=PER_CANDIDATE | {"refused/*"}),
+                        Rule(numbers=PER_CANDIDATE | {REFUSED}),
                         CRITICS,
                         judges=True,
                     ),
@@ -193,7 +196,7 @@ METHOD = Method(
                 "measure": {
                     "collaborator": Part(Rule(MODEL), Rule(numbers=OWN), CRITICS, judges=True),
                     "target": Part(
-                        Rule(MODEL), Rule(MODEL, PER_CANDIDATE | INFOMAX), CRITICS, judges=True
+                        Rule(MODEL), Rule(MODEL, PER_CANDIDATE | ADAPTED), CRITICS, judges=True
                     ),
                 },
             },

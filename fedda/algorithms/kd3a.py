@@ -30,7 +30,7 @@ from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Arrays, Kind, Part, Rule, pieces
+from fedda.wire import MODEL, REFUSED, Arrays, Kind, Number, Part, Rule, pieces
 
 
 class ConfidenceGate(Section):
@@ -396,7 +396,11 @@ def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Ar
     return {n: mixed[n] for n in models[0]} | (statistics_of(models[0]) if updated else {})
 
 
-OF_SOURCES = frozenset({"focus/*", "distance/*", "refused/*"})
+KEPT = Number("kept", 0.01, is_share=True)
+# A share of a vote is at most its number of teachers.
+FOCUS = Number("focus/*", 0.001, low=lambda C, K: -K, high=lambda C, K: K)
+DISTANCE = Number("distance/*", 0.01, high=100.0)  # of which exp(-d) is nothing
+TOLD = fedavg.TRAINED.numbers | {KEPT, FOCUS, DISTANCE, REFUSED}
 
 # The target needs each model; the server may hand them on unread.
 TRAIN: Hop = {"source": replace(fedavg.AVERAGED["source"], needed="relay")}
@@ -420,7 +424,7 @@ METHOD = Method(
                         Rule(
                             MODEL | {"teacher/*": Kind.MODEL}, frozenset({"examples/*", "past/*"})
                         ),
-                        Rule(MODEL, fedavg.TRAINED.numbers | {"kept"} | OF_SOURCES),
+                        Rule(MODEL, TOLD),
                         judges=True,
                     )
                 },

@@ -29,7 +29,7 @@ from fedda.adversarial.discriminators import Deceived, Deception, DiscriminatorC
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import MODEL, Kind, Part, Rule
+from fedda.wire import MODEL, Kind, Number, Part, Rule
 
 Max = Literal["soft", "hard"]
 Sign = Literal["code", "paper"]
@@ -81,7 +81,7 @@ def weights(f: Tensor, gamma: float, max: Max = "soft") -> Tensor:
 
 
 PAIRS, GROUPS = {"discriminator/*": Kind.MODEL}, frozenset({"gradient/*"})
-STEPS, OWN = frozenset({"steps"}), fdann.NUMBERS | {"discriminator-loss/*"}
+STEPS, OWN = frozenset({"steps"}), fdann.NUMBERS | {Number("discriminator-loss/*", 0.001)}
 SENT = Rule(MODEL, STEPS, PAIRS)
 SOURCE = Part(SENT, Rule(MODEL, fdann.NUMBERS), GROUPS, labels=True, needed="mean")
 TARGET = Part(Rule(MODEL, STEPS | {"weight/*"}, PAIRS), Rule(MODEL, OWN, PAIRS), GROUPS)

@@ -29,7 +29,7 @@ from fedda.config import Scalar, Section, Shares
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, TEST, Kind, Part, Rule
+from fedda.wire import LOSS_MOST, MODEL, REFUSED, SECONDS, STEPS, TEST, Kind, Number, Part, Rule
 
 Centroids = Literal["official", "paper"]
 DOUBT = 0.1  # of a teacher that a target brings
@@ -162,7 +162,9 @@ def extend(model: Any, settings: Mapping[str, Any]) -> None:
 
 # The model of each source, by its name; the run's first model if no source has trained one.
 MODELS: dict[str, Kind] = {"model/*": Kind.MODEL}
-TRAINED = frozenset({"loss", "steps", "seconds", "refused/*"})
+# Its loss has terms of both signs.
+LOSS = Number("loss", 0.01, low=-LOSS_MOST, high=LOSS_MOST)
+TRAINED = frozenset({LOSS, STEPS, SECONDS, REFUSED})
 ADAPT: Hop = {"target": Part(Rule(optional=MODEL | MODELS), Rule(numbers=TRAINED), judges=True)}
 
 TRAINING: dict[str, Scalar] = {

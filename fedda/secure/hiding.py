@@ -18,7 +18,7 @@ from typing import Any, Literal
 from fedda.config import Secure
 from fedda.errors import ConfigError
 from fedda.methods import Layouts, Method, Phase
-from fedda.wire import Kind, Manifest, Part, Rule
+from fedda.wire import LOSS, REFUSED, SECONDS, Kind, Manifest, Number, Part, Rule
 
 from . import masks, seal
 
@@ -27,7 +27,8 @@ Hidden = Literal["none", "sum", "sealed"]
 KEYS = "keys"  # the hop in which sites sign keys, before the one in which sources send models
 KEY = {"key/*": Kind.KEY}
 MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
-SIGNED = Rule({"key": Kind.KEY}, frozenset({"seconds"}))
+SIGNED = Rule({"key": Kind.KEY}, frozenset({SECONDS}))
+ALPHA = Number("alpha/*", 0.001)
 
 # What a target that averages does in place of the server's guard; `most` bounds a site's examples.
 GUARD = frozenset({"liars", "most", "max-change", "max-statistics", "max-update"})
@@ -135,7 +136,7 @@ def _hiding(part: Part, name: str, kind: Kind, numbers: frozenset[str] = frozens
     enters = replace(
         part.enters, arrays={**part.enters.arrays, **KEY}, numbers=part.enters.numbers | numbers
     )
-    return replace(part, enters=enters, leaves=Rule({name: kind}, part.leaves.numbers - {"loss"}))
+    return replace(part, enters=enters, leaves=Rule({name: kind}, part.leaves.numbers - {LOSS}))
 
 
 def _relayed(part: Part) -> set[str]:
@@ -146,7 +147,7 @@ def _relayed(part: Part) -> set[str]:
 def _averaging(part: Part) -> Part:
     """A target's part that opens sealed models, and sends their mean and its weights."""
     own = {n: k for n, k in part.enters.arrays.items() if n not in _relayed(part)}
-    told = {n for n in part.leaves.numbers if "*" not in n} | {"alpha/*", "refused/*"}
+    told = {n for n in part.leaves.numbers if "*" not in n} | {ALPHA, REFUSED}
     return replace(
         part,
         enters=Rule({**own, "sealed/*": Kind.SEALED}, GUARD),

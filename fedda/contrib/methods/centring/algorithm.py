@@ -23,7 +23,7 @@ from torch import Tensor
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
+from fedda.wire import MODEL, SECONDS, Entry, Kind, Manifest, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -117,7 +117,7 @@ def layouts(options: Config, model: Manifest) -> dict[str, Manifest]:
 MEANS = {"means": Kind.STATISTICS}
 # A source's own class means are not private, so DP-SGD on what they moved would not be either.
 TRAIN: Hop = {"source": Part(Rule(MODEL | MEANS), fedavg.TRAINED, labels=True, needed="mean")}
-MEASURE: Hop = {"target": Part(Rule(MODEL), Rule(MEANS, frozenset({"seconds"})))}
+MEASURE: Hop = {"target": Part(Rule(MODEL), Rule(MEANS, frozenset({SECONDS})))}
 
 METHOD = Method(
     "centring",

@@ -15,6 +15,7 @@ from fedda.clients import shot as clients
 from fedda.clients.shared.side_by_side import NAMES, fill, parts_of
 from fedda.clients.site.request import Numbers, Request
 from fedda.clients.site.state import Kept
+from fedda.contrib.methods.decision.algorithm import WEIGHT
 from fedda.maths import mixup
 from fedda.models import Model
 from fedda.wire import Arrays, Kind, Packed, pack
@@ -116,7 +117,7 @@ class Target(clients.Target):
         w = self.w[: len(self.oracles.names)]  # a teacher of the site's own comes after them
         told = zip(self.oracles.names, (w / w.sum()).tolist(), strict=True)
         N = len(self.data)
-        return numbers | {f"weight/{n}": self.released("weight", v, N) for n, v in told if n}
+        return numbers | {f"weight/{n}": self.released(WEIGHT, v, N) for n, v in told if n}
 
     def is_due(self, step: int) -> bool:
         """The sources' models are asked once per epoch."""

@@ -23,7 +23,7 @@ from fedda.algorithms import shot
 from fedda.config import Scalar
 from fedda.maths.ensemble import Weights
 from fedda.methods import Hop, Method
-from fedda.wire import Rule
+from fedda.wire import Number, Rule
 
 
 class Config(shot.Config):
@@ -49,8 +49,10 @@ def nearest_together(v: Tensor, mu: Tensor, w: Tensor) -> Tensor:
     return distance.masked_fill(empty, torch.inf).argmin(dim=1)
 
 
+WEIGHT = Number("weight/*", 0.001)
+
 ADAPT: Hop = {
-    part: replace(contract, leaves=Rule(numbers=shot.TRAINED | {"weight/*"}))
+    part: replace(contract, leaves=Rule(numbers=shot.TRAINED | {WEIGHT}))
     for part, contract in shot.ADAPT.items()
 }
 

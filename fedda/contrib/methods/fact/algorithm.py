@@ -29,7 +29,7 @@ from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
 from fedda.maths.mixture import Surest
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, Kind, Manifest, Part, Rule
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Kind, Manifest, Part, Rule
 
 Softmax = Literal["once", "twice"]
 
@@ -73,7 +73,7 @@ def is_head(name: str) -> bool:
 
 
 HEAD = {"head": Kind.MODEL}
-NUMBERS = frozenset({"loss", "steps", "seconds"})
+NUMBERS = frozenset({LOSS, STEPS, SECONDS})
 REFIT: Hop = {"source": Part(Rule(MODEL), Rule(HEAD, NUMBERS), labels=True)}
 # The model has one of the heads; the other comes beside it.
 CROSS: Hop = {"target": Part(Rule(MODEL | HEAD), Rule(MODEL, NUMBERS))}

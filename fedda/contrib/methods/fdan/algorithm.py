@@ -24,11 +24,11 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator
 
-from fedda.adversarial.discriminators import Reversal
+from fedda.adversarial.discriminators import CLIPPED, Reversal
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import MODEL, Entry, Kind, Manifest, Part, Rule
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Entry, Kind, Manifest, Number, Part, Rule
 
 
 class Config(fedavg.Config):
@@ -74,9 +74,10 @@ def layouts(options: Config, model: Manifest) -> Mapping[str, Manifest]:
 WITNESSES = {"witness": Kind.GRADIENT, "witness/*": Kind.GRADIENT}
 SENT = Rule(MODEL, frozenset({"steps", "scale"}), WITNESSES)
 GROUPS = frozenset(WITNESSES)
-ALIGNED = frozenset({"steps", "seconds", "mmd", "clipped"})
+ALIGNED = frozenset({STEPS, SECONDS, Number("mmd"), CLIPPED})
+MEDIAN = Number("median")
 
-SOURCE = Part(SENT, Rule(MODEL, ALIGNED | {"loss"}), GROUPS, labels=True, needed="mean")
+SOURCE = Part(SENT, Rule(MODEL, ALIGNED | {LOSS}), GROUPS, labels=True, needed="mean")
 
 METHOD = Method(
     "fdan",
@@ -90,9 +91,7 @@ METHOD = Method(
             {
                 "train": fedavg.AVERAGED,
                 "measure": {
-                    "target": Part(
-                        Rule(MODEL), Rule(numbers=frozenset({"steps", "seconds", "median"}))
-                    )
+                    "target": Part(Rule(MODEL), Rule(numbers=frozenset({STEPS, SECONDS, MEDIAN})))
                 },
             },
             rounds=lambda options, rounds: 0 if options.scale else 1,
@@ -102,7 +101,7 @@ METHOD = Method(
             {
                 "align": {
                     "source": SOURCE,
-                    "target": Part(SENT, Rule(MODEL, ALIGNED | {"median"}, WITNESSES), GROUPS),
+                    "target": Part(SENT, Rule(MODEL, ALIGNED | {MEDIAN}, WITNESSES), GROUPS),
                 }
             },
             layouts=layouts,
