@@ -23,7 +23,7 @@ A package adds them as entry points in its pyproject.toml:
     noisy = "fedda_tent.noise:noisy"    # (images, torch.Generator) -> images, for train.augment
 
     [project.entry-points."fedda.commands"]
-    tent = "fedda_tent.cli:tent"    # a function or an app of typer: `fedda tent`
+    tent = "fedda_tent.cli:tent"    # a function or an app of typer: `fedda tent`; fedda's own win
 
     [project.entry-points."fedda.listeners"]
     mail = "fedda_tent.mail:mail"    # (results, folder) -> None, when `fedda run` has ended

@@ -27,9 +27,20 @@ ADDS = {
     "methods": "tent = all_package",
     "models": "tiny = all_package.network:build",
     "data": "table = all_package.reader:open_table",
+    "images": "raw = all_package.files:nothing",
+    "arrays": "mat = all_package.files:nothing",
     "augment": "noisy = all_package.noise:noisy",
+    "commands": "hello = all_package.files:nothing",
+    "listeners": "mail = all_package.files:nothing",
+    "pages": "other = all_package.files:nothing",
 }
-HOLDS = TENT | {"network": NETWORK, "reader": READER, "noise": NOISY}
+assert {*ADDS} == {*plugins.KINDS}
+HOLDS = TENT | {
+    "network": NETWORK,
+    "reader": READER,
+    "noise": NOISY,
+    "files": "def nothing(*_): ...\n",
+}
 
 
 @pytest.fixture

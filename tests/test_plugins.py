@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 import clients.fedavg
 import strategies.fdann
 from fedda import data, models, plugins
-from fedda.cli import app
+from fedda.cli import app, launch
 from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
@@ -37,6 +37,7 @@ from tests import test_packaging
 from tests.local_grid import PLAIN, Bench, Crossing, Node, ScriptedGrid, make_domains, run
 from tests.patience import PATIENCE
 from tests.test_packaging import sh
+from tests.test_report import results
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -182,6 +183,55 @@ def others(group: plugins.Group) -> list[str]:
 def reasons(name: str = "tent") -> list[str]:
     """List why plug-ins of a name are left out."""
     return [each.why for each in plugins.broken() if each.name == name]
+
+
+# ---- commands and listeners --------------------------------------------------------------------
+
+COMMANDS = """
+import typer
+app = typer.Typer()
+@app.callback()
+def both():
+    '''Two commands.'''
+@app.command()
+def more():
+    print("more")
+def hello(name: str = "you"):
+    '''Say hello.'''
+    print("hello", name)
+def mail(results, folder):
+    print(folder.name, *results["trainings"])
+"""
+ADDED = """hello = tent_package.cli:hello
+run = tent_package.cli:hello
+data.hello = tent_package.cli:hello
+two = tent_package.cli:app
+broken = tent_package.cli:nothing"""
+
+
+def test_commands_of_another_package_are_found_where_they_are_put(install: Install) -> None:
+    install("tent_package", {"commands": ADDED}, {"__init__": "", "cli": COMMANDS})
+    assert cli("hello", "--name", "all")[:2] == (0, "hello all\n")
+    assert cli("data", "hello")[:2] == (0, "hello you\n")
+    assert cli("two", "more")[:2] == (0, "more\n")
+    assert "Say hello." in cli("--help")[1] and "Say hello." in cli("data", "--help")[1]
+    assert "--simulate" in cli("run", "--help")[1]  # fedda's own
+    assert cli("broken")[0] == 2 and reasons("broken")
+
+
+def test_a_command_of_feddas_own_imports_no_other(install: Install) -> None:
+    install("tent_package", {"commands": ADDED}, {"__init__": "", "cli": COMMANDS})
+    assert cli("policy", "plugins")[0] == 0 and "tent_package" not in sys.modules
+
+
+def test_a_listener_of_another_package_hears_of_a_runs_end(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {"listeners": "mail = tent_package.cli:mail"}
+    install("tent_package", lines, {"__init__": "", "cli": COMMANDS})
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    launch.present(tmp_path)
+    assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
 
 
 # ---- one name for each module ------------------------------------------------------------------
