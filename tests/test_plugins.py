@@ -216,6 +216,7 @@ def test_commands_of_another_package_are_found_where_they_are_put(install: Insta
     assert cli("two", "more")[:2] == (0, "more\n")
     assert "Say hello." in cli("--help")[1] and "Say hello." in cli("data", "--help")[1]
     assert "--simulate" in cli("run", "--help")[1]  # fedda's own
+    assert "Run a method over sites" in cli("--help")[1]
     assert cli("broken")[0] == 2 and reasons("broken")
 
 
