@@ -25,6 +25,7 @@ from fedda.exchange import Group, Host, Invitation, LocalHost, frames
 from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.tally import Tally
+from fedda.lane import posts
 from fedda.lane.dialer import Dialer
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
@@ -468,6 +469,21 @@ def test_a_site_refuses_invalid_answers_of_a_server(
         with pytest.raises(ExchangeError, match=said) as caught:
             stream.receive("pair")
         assert len(str(caught.value)) <= 1000
+
+
+def test_pieces_are_freed_also_where_no_note_comes_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(posts, "PIECE", 10)
+    host, came = LaneHost(folder), list[bytes]()
+    invited = host.invite("0" * 64, LaneEnd(noted=lambda n: came.append(bytes(n)), most=600), "a")
+    line, gone = LaneEnd(), threading.Event()
+    dialer = Dialer(line, invited, f"unix:{folder}", lambda _: gone.set(), 0.0)
+    line.post(b"1" * 500)
+    until(lambda: came == [b"1" * 500] and len(line._posts._open) < posts.UNTOLD)
+    dialer.close()
+    assert gone.wait(PATIENCE)
+    host.close()
 
 
 # ---- frames ------------------------------------------------------------------------------------

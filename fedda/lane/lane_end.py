@@ -223,6 +223,8 @@ class LaneEnd:
             if kind == parcels.PART:
                 self._part(memoryview(frame)[1:])
             note = self._posts.take(frame) if kind == posts.POST else None
+            if self._posts.owes:
+                self.lock.notify_all()
         match kind:
             case posts.POST:
                 if note is not None:

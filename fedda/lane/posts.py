@@ -45,6 +45,11 @@ class Posts:
         """Whether a piece has not gone out yet."""
         return self._gone < len(self._open)
 
+    @property
+    def owes(self) -> bool:
+        """Whether it is time to say what has come, also without a piece to send."""
+        return self.came >= self._told + UNTOLD
+
     def add(self, note: bytes) -> None:
         """Send a note; it is not copied."""
         whole = memoryview(note)
@@ -59,7 +64,7 @@ class Posts:
         if self.waiting:
             number, ends, piece = self._open[self._gone]
             self._gone += 1
-        elif self.came < self._told + UNTOLD:
+        elif not self.owes:
             return None
         self._told = self.came
         heads = (bytes([POST]), number.to_bytes(NUMBER), self.came.to_bytes(NUMBER))
