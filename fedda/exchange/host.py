@@ -61,7 +61,9 @@ class Host:
         meeting = Meeting(
             groups, join=join, wait=wait, rejoin=rejoin, notice=notice, outliers=outliers
         )
-        return RemoteSession(meeting, self._lanes)
+        if isinstance(self._lanes, LaneHost):
+            return RemoteSession(meeting, self._lanes)
+        return RemoteSession(meeting, LaneHost(self._lanes), own=True)
 
 
 class RemoteSession(Session):
@@ -71,12 +73,11 @@ class RemoteSession(Session):
     large frame takes as long as sending it, so it is computed without that lock.
     """
 
-    def __init__(self, meeting: Meeting, lanes: LaneHost | Path) -> None:
+    def __init__(self, meeting: Meeting, lanes: LaneHost, own: bool = False) -> None:
+        """Invite a meeting's sites to lanes, which end with the session if they are its own."""
         super().__init__(meeting)
-        self._own = LaneHost(lanes) if isinstance(lanes, Path) else None
-        self._lanes = host = self._own or lanes
-        assert isinstance(host, LaneHost)
-        self.invitations = invite(meeting, host.name, host.certificate)
+        self._lanes, self._own = lanes, own
+        self.invitations = invite(meeting, lanes.name, lanes.certificate)
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         # By site, from the arrival of a frame until it is counted.
@@ -92,7 +93,7 @@ class RemoteSession(Session):
             for site in meeting.sites
         }
         for site, line in self._lines.items():
-            host.invite(self.invitations[site].ticket, line, f"{site} in the exchange")
+            lanes.invite(self.invitations[site].ticket, line, f"{site} in the exchange")
         self._clock = threading.Thread(target=self._tick, name="exchange-clock", daemon=True)
         self._clock.start()
 
@@ -117,15 +118,14 @@ class RemoteSession(Session):
             self._announce_end()
         for site, line in self._lines.items():
             line.end(self._meeting.ended or "The exchange is over.")
-            assert isinstance(self._lanes, LaneHost)
             self._lanes.forget(self.invitations[site].ticket)
         until = time.monotonic() + GRACE_S
         for line in self._lines.values():
             with line.lock:
                 line.lock.wait_for(lambda line=line: line.is_silent, until - time.monotonic())
         self._clock.join()
-        if self._own is not None:
-            self._own.close()
+        if self._own:
+            self._lanes.close()
 
     def _tick(self) -> None:
         while not self._closed.wait(TICK_S):
