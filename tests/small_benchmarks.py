@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 # Arguments of each benchmark's short run; HERE stands for a temporary folder of this file.
 ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
 ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
-LAZY = ("--table", "lazy", "--images", "1024", "--delay", "30", "--repeats", "1")
+LAZY = ("--table", "lazy", "--images", "1024", "--repeats", "1")
 LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
 ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
 ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
