@@ -163,7 +163,7 @@ def keep_newest(
             continue
         for name in parts:
             (entry / name).unlink(missing_ok=True)
-        clear_partial(entry, "*")
+            clear_partial(entry, glob.escape(name))
         with suppress(OSError):  # it has files of somebody else
             entry.rmdir()
 

@@ -20,7 +20,6 @@ from fedda.exchange import frames as exchanged
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.sums import Sums
 from fedda.lane import parcels as lane
-from fedda.lane import posts
 from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming
 from fedda.lane.tls import TICKET
@@ -99,7 +98,7 @@ def messages(folder: Path) -> Iterator[tuple[str, Message]]:
         elif frame[0] == lane.PART:
             going[way, whose].take(memoryview(frame)[1:])
         else:
-            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END, posts.POST), frame[:1]
+            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END, lane.NOTE), frame[:1]
             continue
         incoming = going[way, whose]
         if incoming.got == incoming.size:

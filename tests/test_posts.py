@@ -6,7 +6,8 @@ import pytest
 
 from fedda.errors import WireError
 from fedda.lane import posts
-from fedda.lane.posts import HEAD, POST, Posts
+from fedda.lane.parcels import NOTE
+from fedda.lane.posts import HEAD, Posts
 
 MOST = 1000
 
@@ -51,7 +52,7 @@ def test_notes_come_once_and_in_order_over_connections_that_break(seed: int) -> 
 
 def frame(number: int, has: int = 0, ends: bool = True, piece: bytes = b"1") -> bytes:
     heads = number.to_bytes(posts.NUMBER) + has.to_bytes(posts.NUMBER)
-    return bytes([POST]) + heads + bytes([ends]) + piece
+    return bytes([NOTE]) + heads + bytes([ends]) + piece
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
 from fedda.lane import invitation
 from fedda.lane.dialer import Dialer
 from fedda.lane.invitation import LaneInvitation
-from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_end import Ended, LaneEnd
 from fedda.lane.parcels import Incoming
 
 from .failures import RunOver, Unreachable
@@ -61,7 +61,7 @@ class Lane:
         self._asked: set[str] = set()  # requests with arrays that the node knows of
         self._keeps: dict[str, bool] = {}  # which of these arrays it wants
         self.line = LaneEnd(self._admit, self._came)
-        self._dialer = Dialer(self.line, invited, address, self._end, GONE_S, signature)
+        self._dialer = Dialer(self.line, invited, address, self._gone, GONE_S, signature)
 
     def fetch(self, incoming: Incoming, keeps: bool, ends: float) -> Message | None:
         """Let a request's arrays come -> the request; None if it is not wanted.
@@ -112,8 +112,14 @@ class Lane:
         self._dialer.close()
         self._end()
 
-    def _end(self, why: Exception | str = "closed") -> None:
-        log.info("a run's stream has ended: %s", why)
+    def _gone(self, why: Exception) -> None:
+        if isinstance(why, WireError):
+            log.error("a run's stream is closed: %s", why)
+        elif isinstance(why, Ended):
+            log.info("a run's stream has ended: %s", why)
+        self._end()
+
+    def _end(self) -> None:
         with self.line.lock:
             self.over = True
             self.line.lock.notify_all()

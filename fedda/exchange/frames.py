@@ -5,6 +5,7 @@ on its way. Here its values, the last field of a frame, are appended to the rest
 place.
 """
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedda.errors import ExchangeError
 from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
+from fedda.exchange.groups import Group
 from fedda.exchange.sums import Vector
 
 T = TypeVar("T", bound=Message)
@@ -23,6 +25,11 @@ LENGTH = 2  # protobuf's wire type of fields that begin with their length
 VALUES = Up.VALUES_FIELD_NUMBER << 3 | LENGTH  # how the last field begins
 LEAVE = Up(leave=Leave()).SerializeToString()
 EMPTY = np.zeros(0, np.float32)
+
+
+def most(groups: Iterable[Group]) -> int:
+    """Bytes that a frame with a gradient or a sum of these groups may have."""
+    return max(group.size for group in groups) * FLOAT.itemsize + ROOM
 
 
 def gradient(group: str, index: int, examples: int, values: Vector) -> bytes:

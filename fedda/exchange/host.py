@@ -84,16 +84,11 @@ class RemoteSession(Session):
         self._taking = {site: threading.Lock() for site in meeting.sites}
         self._left: set[str] = set()
         self._announced = False
-        self._lines = {
-            site: LaneEnd(
-                noted=partial(self._take, site),
-                most=max(sums.group.size for sums in meeting.sums_of(site)) * frames.FLOAT.itemsize
-                + frames.ROOM,
-            )
-            for site in meeting.sites
-        }
-        for site, line in self._lines.items():
-            lanes.invite(self.invitations[site].ticket, line, f"{site} in the exchange")
+        self._lines: dict[str, LaneEnd] = {}
+        for site, asked in self.invitations.items():
+            line = LaneEnd(noted=partial(self._take, site), most=frames.most(asked.groups))
+            self._lines[site] = line
+            lanes.invite(asked.ticket, line, f"{site} in the exchange")
         self._clock = threading.Thread(target=self._tick, name="exchange-clock", daemon=True)
         self._clock.start()
 
@@ -115,7 +110,6 @@ class RemoteSession(Session):
         self._closed.set()
         with self._lock:
             self._end_if_early()
-            self._announce_end()
         for site, line in self._lines.items():
             line.end(self._meeting.ended or "The exchange is over.")
             self._lanes.forget(self.invitations[site].ticket)

@@ -24,9 +24,7 @@ class RemoteStream(Stream):
         self._asked: dict[str, int] = {}  # by group: the sync whose sum has not come
         self._sums: dict[str, Vector] = {}  # that have come, and `receive` has not returned yet
         self._failed, self._closing = "", False
-        largest = max(group.size for group in invitation.groups)
-        most = largest * frames.FLOAT.itemsize + frames.ROOM
-        self._line = LaneEnd(noted=self._take, most=most)
+        self._line = LaneEnd(noted=self._take, most=frames.most(invitation.groups))
         self._dialer = Dialer(self._line, invitation.lane, address, self._gone, self._rejoin)
         with self._line.lock:
             self._line.lock.wait_for(lambda: self._line.met or self._failed, self._patience)

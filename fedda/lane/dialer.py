@@ -60,7 +60,6 @@ class Dialer:
         self._address = f"{address}/{invited.name}" if local else address
         self._options = [*OPTIONS, ("grpc.ssl_target_name_override", invited.name)]
         self._options.append(("grpc.enable_http_proxy", 0) if local else _way(address))
-        self._call: grpc.Call | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=invited.name, daemon=True)
         self._thread.start()

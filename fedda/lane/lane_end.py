@@ -16,7 +16,7 @@ from flwr.app import Message
 
 from fedda.errors import ExchangeError, WireError
 
-from . import parcels, posts
+from . import parcels
 from .parcels import Frame, Incoming, Outgoing
 from .posts import Posts
 
@@ -28,11 +28,7 @@ class CutOff(Exception):
 
 
 class Ended(ExchangeError):
-    """The other end says why it ended the connection; `again`: this site may try once more."""
-
-    def __init__(self, reason: str, again: bool) -> None:
-        super().__init__(reason)
-        self.again = again
+    """The other end says why it ended the connection, for good."""
 
 
 def _never(*_: Any) -> Any:
@@ -122,7 +118,7 @@ class LaneEnd:
     def end(self, reason: str) -> None:
         """Let this be the last frame of a connection, after the notes on their way."""
         with self.lock:
-            self._last_words = parcels.control(parcels.END, {"reason": reason, "again": False})
+            self._last_words = parcels.control(parcels.END, {"reason": reason})
             self._out.clear()
             self.lock.notify_all()
 
@@ -222,11 +218,11 @@ class LaneEnd:
                 kind = 0
             if kind == parcels.PART:
                 self._part(memoryview(frame)[1:])
-            note = self._posts.take(frame) if kind == posts.POST else None
+            note = self._posts.take(frame) if kind == parcels.NOTE else None
             if self._posts.owes:
                 self.lock.notify_all()
         match kind:
-            case posts.POST:
+            case parcels.NOTE:
                 if note is not None:
                     self._noted(note)
             case parcels.PART:
@@ -240,7 +236,7 @@ class LaneEnd:
             case parcels.END:
                 about = parcels.told(frame)
                 about = about if isinstance(about, dict) else {}
-                raise Ended(str(about.get("reason", ""))[:1000], about.get("again") is True)
+                raise Ended(str(about.get("reason", ""))[:1000])
             case _:
                 raise WireError("a frame came that is not due")
 

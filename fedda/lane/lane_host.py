@@ -129,7 +129,7 @@ class LaneHost:
             last = self._strangers == MOST_SAID
             log.warning("%s is refused%s", what, "; further ones are not named" if last else "")
         reason = "This run knows no such ticket and key: the run may be over."
-        return parcels.control(parcels.END, {"reason": reason, "again": False})
+        return parcels.control(parcels.END, {"reason": reason})
 
     def _read(
         self, line: LaneEnd, number: int, incoming: Iterator[bytes], context: Any, who: str

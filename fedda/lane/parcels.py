@@ -41,7 +41,7 @@ MOST_ARRAYS = 10_000
 MOST_ARRAY = 2**40  # bytes
 NAME = 255  # characters of a name or a type
 
-HELLO, BEGIN, PART, WHOLE, END = b"HBPAE"
+HELLO, BEGIN, PART, WHOLE, NOTE, END = b"HBPANE"
 UNREADABLE = "a message of the lane cannot be read"
 Frame = bytes
 Tables = dict[str, dict[str, Any]]

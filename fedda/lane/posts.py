@@ -11,13 +11,11 @@ from collections import deque
 
 from fedda.errors import WireError
 
-POST = ord("N")  # the kind of its frames
-PIECE = 2**22  # bytes
+from .parcels import NOTE, PIECE, Frame
+
 NUMBER = 8  # bytes of a number
 HEAD = 1 + 2 * NUMBER + 1
 UNTOLD = 4  # pieces that came, after which the other end is told so without a piece of our own
-
-Frame = bytes
 
 
 class Posts:
@@ -67,7 +65,7 @@ class Posts:
         elif not self.owes:
             return None
         self._told = self.came
-        heads = (bytes([POST]), number.to_bytes(NUMBER), self.came.to_bytes(NUMBER))
+        heads = (bytes([NOTE]), number.to_bytes(NUMBER), self.came.to_bytes(NUMBER))
         return b"".join((*heads, bytes([ends]), piece))
 
     def take(self, frame: Frame) -> memoryview | bytes | None:
