@@ -64,7 +64,10 @@ def frame(number: int, has: int = 0, ends: bool = True, piece: bytes = b"1") -> 
         ([frame(1)[: HEAD - 3]], "no piece of a note"),
         ([frame(1, has=1)], "cannot be"),
         ([frame(0, has=2**60)], "cannot be"),
-        ([frame(1, ends=False, piece=b"1" * 600), frame(2, piece=b"1" * 401)], "more than the 1,0"),
+        ([frame(n, ends=False, piece=b"1" * 7) for n in range(1, 144)], "more than the 1,0"),
+        ([frame(1, piece=b"1" * 1001)], "more than the 1,0"),
+        ([frame(1, ends=False, piece=b"1" * 6)], "not as long"),
+        ([frame(1, ends=False, piece=b"1" * 8)], "not as long"),
     ],
 )
 def test_what_is_not_due_is_refused(given: list[bytes], said: str) -> None:

@@ -82,11 +82,14 @@ class Posts:
             return None
         if len(frame) <= HEAD or number != self.came + 1:
             raise WireError("a piece of a note came that is not the next one")
+        ends = frame[HEAD - 1] == 1
+        if not ends and len(frame) != HEAD + PIECE:  # else a long note could be of very many
+            raise WireError("a piece of a note came that is not as long as it has to be")
         self._joined.append(memoryview(frame)[HEAD:])
         if sum(map(len, self._joined)) > self.most:
             raise WireError(f"a note came with more than the {self.most:,} bytes that it may have")
         self.came = number
-        if frame[HEAD - 1] != 1:
+        if not ends:
             return None
         parts, self._joined = self._joined, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
