@@ -2,18 +2,16 @@
 
 A method has one client class per part (`Source`, `Target`, `Collaborator`), with one function per
 hop that reads like the paper's lines for it. A client object serves only one request,
-`self.request`. As a Flower NumPyClient it has `fit` and `evaluate`, which take and return flat
-arrays and a table of numbers.
+`self.request`: every engine calls its `answer`, Flower's NumPyClient too (`numpy_client`).
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.client import NumPyClient
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
@@ -36,12 +34,13 @@ from fedda.train import (
 )
 from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Kind, Number, Packed, Role
 
-from .site import doors, last_step, leaving, notes, state, tested
+from .site import boundary, last_step, leaving, notes, state, tested
+from .site.boundary import Reply
 from .site.memory import Network, Site, Staying
-from .site.request import Numbers, Request, flat, scalars
+from .site.request import Numbers, Request
 
 
-class Client(NumPyClient):
+class Client:
     """One part of one method at one site.
 
     Attributes:
@@ -310,6 +309,24 @@ class Client(NumPyClient):
 
     # ---- serving ----------------------------------------------------------------------------
 
+    def answer(self, request: Request, test: bool) -> Reply:
+        """Serve a request whose content may come in -> what may leave.
+
+        Args:
+            request: the request.
+            test: whether it came where a model is tested, and not trained.
+
+        Raises:
+            FeddaError: the site cannot or may not serve it, or the reply may not leave.
+        """
+        boundary.admit(self.site, request, test)
+        if not test:
+            return boundary.release(self.site, request, *self.serve(request))
+        told = getattr(self, request.hop, None)
+        if told is None:
+            raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
+        return boundary.release(self.site, request, {}, told(request))
+
     def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
         """Answer a training request -> the arrays and numbers that go back.
 
@@ -415,51 +432,6 @@ class Client(NumPyClient):
             self.recall()
         # Dropout draws from the global generator, whose state must be the same in every engine.
         seed_torch(seed_for(*self.site.chance(self.task), *request.draw), self.site.device)
-
-    # ---- Flower's NumPyClient ---------------------------------------------------------------
-
-    def get_properties(self, config: Mapping[str, Any]) -> Numbers:
-        """Tell what this site offers a run; with its settings, check that it can take part."""
-        return doors.offered(self.site, config or None)
-
-    def fit(
-        self, parameters: list[np.ndarray], config: Mapping[str, Any]
-    ) -> tuple[list[np.ndarray], int, Numbers]:
-        """Serve a training request -> packed arrays as flat ones, examples, numbers.
-
-        Args:
-            parameters: the request's arrays, as `clients.site.request.flat` lays them out.
-            config: its tables in one, and the layouts of the arrays.
-
-        Raises:
-            FeddaError: the site cannot or may not serve it, or the reply may not leave.
-        """
-        request = Request.read(parameters, config)
-        doors.admit(self.site, request, test=False)
-        arrays, numbers = self.serve(request)
-        told = doors.release(self.site, request, arrays, numbers)
-        flat_arrays, layouts = flat(arrays, {})
-        return flat_arrays, self.site.examples, told | layouts
-
-    def evaluate(
-        self, parameters: list[np.ndarray], config: Mapping[str, Any]
-    ) -> tuple[float, int, Numbers]:
-        """Serve a test -> loss, tested examples, numbers; the first two are 0 if they are not told.
-
-        Args:
-            parameters: as of `fit`.
-            config: as of `fit`.
-
-        Raises:
-            FeddaError: as `fit`.
-        """
-        request = Request.read(parameters, config)
-        doors.admit(self.site, request, test=True)
-        answer = getattr(self, request.hop, None)
-        if answer is None:
-            raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
-        told = doors.release(self.site, request, {}, answer(request))
-        return float(told.get("loss", 0.0)), int(told.get("tested", 0)), scalars(told)
 
 
 def lost(server_round: int) -> LostError:

@@ -426,8 +426,11 @@ class RunSection(Section):
     resume: bool = False
     """go on with the run in DIR/NAME"""
     transport: Literal["lane", "flower"] = "lane"
-    """How models and numbers reach the sites: on one stream to each, which the server's public
-    port passes on, or in Flower's own messages, as sites need that run Flower's SuperNode."""
+    """How models and numbers reach the sites: on one stream to each, or in Flower's own messages,
+    as sites need that run Flower's SuperNode; that needs Flower's own SuperLink, too."""
+    listen: str = Field(default="127.0.0.1:0", pattern=r"^\S+:\d{1,5}$")
+    """HOST:PORT where sites reach the run if the SuperLink is Flower's own, such as 0.0.0.0:8444;
+    port 0: any free one. fedda's server needs none: it passes the streams on."""
     expect: int = Field(default=0, ge=0)
     """wait for this many sites; 0: as few as the run needs"""
     look: bool = False

@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.parse(context.run_config)
     journal = Journal(Path(config.run.dir) / config.run.name / JOURNAL)
     journal.write("started", run=context.run_id, **asdict(Holder.me()))
-    wanted = config.run.transport == "lane"
-    with journal.ending(), lanes(grid, wanted) as way:
+    way = lanes(grid, config.run.transport, config.run.listen)
+    with journal.ending(), way as reached:
         execute = looking.execute if config.run.look else run.execute
-        execute(config, way, journal)
+        execute(config, reached, journal)

@@ -1,8 +1,9 @@
 """A run's messages over lanes: one stream to each site, under Flower's public Grid.
 
-A site is invited by one ordinary message of Flower. From then on its requests and replies are
-frames of its stream. A reply's arrays come only when somebody asks for the reply, and only a few
-large replies come at a time, so that memory holds few models whatever the number of sites.
+A site is invited by one ordinary message of Flower, the only one that it gets. From then on its
+requests and replies are frames of its stream. A reply's arrays come only when somebody asks for the
+reply, and only a few large replies come at a time, so that memory holds few models whatever the
+number of sites.
 """
 
 import contextlib
@@ -17,17 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import flower
-from fedda.errors import Code
+from fedda.errors import Code, ConfigError
 from fedda.files import replacing
 from fedda.flower import ErrorCode
-from fedda.lane.invitation import KIND, TABLE, LaneInvitation, is_signed
+from fedda.lane.invitation import KIND, LaneInvitation, is_signed
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming
+from fedda.ops.address import Address
 from fedda.ops.spawn import LANES, WORK
 
 from .allocator import one_pool
@@ -86,11 +88,13 @@ class Guest:
 class LaneGrid(Grid):
     """Takes the place of Flower's grid, which it needs for invitations and the list of nodes."""
 
-    def __init__(self, grid: Grid, folder: Path) -> None:
-        """Listen in the gateway's folder."""
+    def __init__(self, grid: Grid, place: Path | Address) -> None:
+        """Listen in the gateway's folder, or at an address."""
         self._grid, self._calling = grid, threading.Lock()
-        self.host = LaneHost(folder)
-        self._work, self._said = folder / f"{self.host.name}{WORK}", ""
+        self.host = LaneHost(place)
+        # What those read who watch the gateway.
+        self._work = place / f"{self.host.name}{WORK}" if isinstance(place, Path) else None
+        self._said = ""
         self._changed = threading.Condition()
         self._sites: dict[int, Guest] = {}
         self._asked: dict[str, Asked] = {}  # by name, the oldest first
@@ -115,7 +119,8 @@ class LaneGrid(Grid):
         with self._changed:
             self._changed.notify_all()
         self.host.close()
-        self._work.unlink(missing_ok=True)
+        if self._work:
+            self._work.unlink(missing_ok=True)
         self._clock.join(TICK_S * 4)
 
     def expect(self, size: int) -> None:
@@ -241,8 +246,8 @@ class LaneGrid(Grid):
         for site in sites:
             site.invited, site.wanted = now, False
             invited = self.host.invite(site.ticket, site.line, *_known(nodes[site.node]))
-            content = RecordDict({TABLE: ConfigRecord(dict(invited.flat()))})
-            messages.append(Message(content, site.node, KIND, ttl=INVITED_S, group_id="lane"))
+            about = {"ttl": INVITED_S, "group_id": invited.text()}
+            messages.append(Message(RecordDict(), site.node, KIND, **about))
         with self._calling:
             questions = list(self._grid.push_messages(messages))
         for site, question in zip(sites, questions, strict=True):
@@ -252,7 +257,7 @@ class LaneGrid(Grid):
                 self._give_up(site, error)
 
     def _answers(self) -> None:
-        """Read what invited sites answered."""
+        """Read why invitations came to nothing: Flower says so, sites answer none."""
         with self._calling:
             open_ = {site.question: site for site in list(self._sites.values()) if site.question}
             replies = list(self._grid.pull_messages(list(open_))) if open_ else []
@@ -261,13 +266,11 @@ class LaneGrid(Grid):
             if site is None:
                 continue
             site.question = ""
-            if not reply.has_error():
-                continue
             site.invited = float("-inf")
-            code = reply.error.code
-            if code in set(Code) - {Code.RESTARTED, Code.EXPIRED}:
-                self._give_up(site, reply.error)
-            elif code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION:
+            if (
+                reply.has_error()
+                and (code := reply.error.code) == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            ):
                 reason = "Flower's own SuperNode knows no lanes; run with -c run.transport=flower"
                 log.error("node %d: %s", site.node, reason)
                 self._give_up(site, Error(code, reason))
@@ -371,7 +374,7 @@ class LaneGrid(Grid):
         asked = [each for each in list(self._asked.values()) if each.taken and each.reply is None]
         nodes = {each.node: each.head.metadata.message_type for each in asked}
         run = asked[0].head.metadata.run_id if asked else 0
-        if (text := json.dumps([run, nodes])) != self._said:
+        if self._work and (text := json.dumps([run, nodes])) != self._said:
             with replacing(self._work) as part:
                 part.write_text(text)
             self._said = text
@@ -380,7 +383,7 @@ class LaneGrid(Grid):
         """Whether to invite a site; cut its stream if that stalls."""
         line, now = site.line, time.monotonic()
         if line.connected:
-            site.invited = float("-inf")
+            site.invited, site.question = float("-inf"), ""
             if line.partial is not None and line.partial.keeps and now > line.heard + STALL_S:
                 log.warning("the stream of node %d stalls; it is closed", site.node)
                 line.cut()
@@ -426,12 +429,28 @@ def _message(asked: Asked) -> Message:
 
 
 @contextlib.contextmanager
-def lanes(grid: Grid, wanted: bool = True) -> Iterator[Grid]:
-    """A `LaneGrid` where a gateway of fedda's passes sites on, and the run wants it."""
+def lanes(grid: Grid, transport: str = "lane", listen: str = "127.0.0.1:0") -> Iterator[Grid]:
+    """A `LaneGrid`, or Flower's own grid if the run wants that.
+
+    Args:
+        grid: Flower's.
+        transport: the setting `run.transport`.
+        listen: the setting `run.listen`, for a SuperLink that is Flower's own.
+
+    Raises:
+        ConfigError: fedda's server passes no messages of Flower's on but invitations.
+        RunError: another program listens there.
+    """
     folder = os.environ.get(LANES)
-    if not wanted or folder is None:
+    if transport == "flower":
+        if folder is not None:
+            raise ConfigError(
+                "run.transport=flower needs Flower's own SuperLink: `fedda superlink` passes on "
+                "only invitations to lanes"
+            )
         yield grid
         return
     one_pool()
-    with LaneGrid(grid, Path(folder)) as made:
+    host, _, port = listen.rpartition(":")
+    with LaneGrid(grid, Path(folder) if folder else Address(host.strip("[]"), int(port))) as made:
         yield made

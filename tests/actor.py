@@ -18,9 +18,6 @@ true makes it confirm its work before it has it. "gone":
 true makes it answer questions as the server does for a node that is gone. "loss": 0.3 loses so many
 of its requests to the server, or their answers, and breaks its stream before so many pieces of a
 reply. A reply is changed after the site's own checks, as a site with another program could.
-
-It asks for work less often than a real site: the more often sites ask, the more of its time a
-waiting server spends on answering that there is no work.
 """
 
 import json
@@ -45,7 +42,6 @@ from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])
 PIECE = 2**12  # bytes of a reply that are sent at once, so that even a small one has several
-POLL = 0.2  # seconds between two requests for work, while a run is going on
 
 
 def act(key: str) -> Any:
@@ -209,7 +205,7 @@ def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
     """Run the site's `serve` once FILE lets it join."""
     while act("join") == "hold":
         time.sleep(0.1)
-    honest(*args, poll=POLL, **options)
+    honest(*args, **options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from tests.local_grid import SOURCES, Node, ScriptedGrid, make_domains, run, sto
 LIST = Path(__file__).with_name("crossing.txt")
 BY_HAND = {"kd3a", "feddadil", "fdann"}
 EXCHANGE = {
-    f"exchange: {key}" for key in ("name", "certificate", "ticket", "node", "wait", "rejoin")
+    f"exchange: {key}"
+    for key in ("name", "certificate", "ticket", "port", "node", "wait", "rejoin")
 }
 EXCHANGE |= {f"exchange: {key}" for key in ("groups", *LazyConfig().flat())}
 

@@ -96,12 +96,16 @@ import json, os, time
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
+from server.lane_grid import lanes
 
 app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    config = context.run_config
+    with lanes(grid) as grid:
+        serve(grid, context.run_config)
+
+def serve(grid, config):
     while len(nodes := sorted(grid.get_node_ids())) < 2:
         time.sleep(0.1)
     seconds, errors = [], []

@@ -78,7 +78,7 @@ METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", 
 METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.hidden=16")
 PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
 PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
-ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1", "--stock-rounds", "0")
+ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1")
 ROUNDS += ("--frozen-rounds", "1")
 TINY = ("--mb", "0.01")
 SMALL: dict[str, tuple[str, ...]] = {
@@ -94,7 +94,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "teacher": TEACHER,
     "dictionary": DICTIONARY,
     "digit_five": FIVE,
-    "exchange": (*EXCHANGE, "--skip-flower"),
+    "exchange": EXCHANGE,
     "feddadil": (
         "--batch",
         "60",
@@ -162,13 +162,12 @@ LEFT_OUT: dict[str, set[str]] = {
     "breakdown": {"flower_s"},
     "candidates": {"time", "lies"},
     "chain": {"mnist", "mnist-same", "mnist-paper"},
-    "exchange": {"resident_per_s", "stock_per_s"} | OF_METHODS,
+    "exchange": OF_METHODS,
     "lazy": {"mnist-rotations", "digits", "rotations"},
     "memory": {"models_above_idle_N", "models_above_start_N", "sites_N"},
     "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free", "blocks"},
     "overhead": {"live_client_cpu_ratio"},
     "robust": {"claimed_N", "fourfold_N", "noise_N", "nan_N"},
-    "rounds": {"stock_tiny_s", "stock_tiny_wave_s"},
 }
 
 

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from clients import base
 from clients.node import bridge
-from clients.site import doors
+from clients.site import boundary
 from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import plugins, records, wire
@@ -835,7 +835,7 @@ class Forging(ScriptedGrid):
         super().__init__(nodes)
         self.asked, self.site, self.done = asked, 0, False
         self.wanted: Message | None = None
-        served, release, received = threading.local(), doors.release, bridge._read
+        served, release, received = threading.local(), boundary.release, bridge._read
 
         def read(message: Message, allowed: Any) -> Any:
             served.message = message
@@ -848,7 +848,7 @@ class Forging(ScriptedGrid):
             return release(site, request, arrays, numbers)
 
         monkeypatch.setattr(bridge, "_read", read)
-        monkeypatch.setattr(doors, "release", forged)
+        monkeypatch.setattr(boundary, "release", forged)
 
     def _chosen(self, message: Message) -> bool:
         if "step" not in message.content or self.done:

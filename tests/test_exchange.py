@@ -72,6 +72,8 @@ def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
         {"rejoin": -1.0},
         {"rejoin": float("inf")},
         {"rejoin": None},
+        {"port": -1},
+        {"port": "8444"},
         {"groups": "["},
         {"groups": "[" * 100_000},
         {"groups": "[]"},

@@ -35,25 +35,13 @@ PLACES = flower._places()
 USED = {
     "ControlHttpClient": "ListNodes RegisterNode UnregisterNode ListRuns StartRun StopRun close",
     "FleetHttpClient": "RegisterNode ActivateNode DeactivateNode UnregisterNode PullMessages "
-    "SendNodeHeartbeat PushMessages PullObject PushObject ConfirmMessageReceived",
+    "SendNodeHeartbeat",
     "FleetHttpClient.from_server_address": "(server_address) (insecure) (root_certificates) "
     "(interceptors)",
     "NodeAuthHttpInterceptor": "(private_key) (public_key)",
     "RuntimeVersionHttpInterceptor": "(component_name)",
-    "get_all_nested_objects": "(obj)",
-    "get_object_tree": "(obj)",
-    "inflate_object_from_contents": "(object_id) (object_contents)",
-    "iterate_object_tree": "(tree)",
-    "make_confirm_message_received_fn_protobuf": "(confirm_message_received_protobuf) (node) "
-    "(run_id)",
-    "make_pull_object_fn_protobuf": "(pull_object_protobuf) (node) (run_id)",
-    "make_push_object_fn_protobuf": "(push_object_protobuf) (node) (run_id) (session_id)",
     "message_from_proto": "(message_proto)",
-    "message_to_proto": "(message)",
     "public_key_to_bytes": "(public_key)",
-    "pull_objects": "(object_ids) (pull_object_fn) (initial_backoff) (backoff_cap)",
-    "push_objects": "(objects) (push_object_fn) (object_ids_to_push)",
-    "remove_content_from_message": "(message)",
 }
 
 
@@ -125,7 +113,9 @@ def test_every_name_is_used_and_everything_used_is_a_name() -> None:
 def test_what_is_gone_is_named_with_its_users() -> None:
     assert gone("nothing", "flwr.common.serde") == ["flwr.common.serde.nothing"]
     assert gone("anything", "flwr.no.module") == ["flwr.no.module.anything"]
-    assert lacks(flower.pull_objects, "(patience)") and not lacks(flower.fleet_pb2, "DESCRIPTOR")
+    assert lacks(flower.message_from_proto, "(patience)") and not lacks(
+        flower.fleet_pb2, "DESCRIPTOR"
+    )
     assert "PullMessagesRequest" in READ["fleet_pb2"]
     assert "server/superlink/guard.py" in USERS["verify_signature"]
 

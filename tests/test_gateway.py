@@ -56,6 +56,7 @@ TRICKS = [
     "/V1/fleet/pull-messages",
     "/v1/fleet/",
     "/v1/fleet/unknown",
+    *(f"/v1/fleet/{name}" for name in ("push-messages", "push-object", "pull-object", "get-fab")),
     "/health/../v1/control/list-nodes",
     "http://127.0.0.1/v1/control/list-nodes",
     "/v1/responses",
@@ -127,11 +128,20 @@ def test_a_mounted_root_is_refused() -> None:
     assert not allowed(scope("/v1/fleet/pull-messages", root_path="/v1/control"))
 
 
-def test_the_allowed_paths_are_those_of_flwrs_fleet_api() -> None:
+def test_a_site_reaches_what_begins_and_ends_sessions_and_hands_out_invitations() -> None:
+    """All else of flwr's Fleet API brings or fetches what belongs to runs."""
     from fedda.flower import router
 
     paths = {getattr(route, "path", "") for route in router.routes}
-    assert paths == {path for method, path in ALLOWED if method == "POST"}
+    reached = {path for method, path in ALLOWED if method == "POST"}
+    brought = {path for path in paths - reached if path.startswith("/v1/fleet/")}
+    assert reached < paths and brought == {
+        f"/v1/fleet/{name}-{what}"
+        for name, what in (
+            *(("push", "messages"), ("push", "object"), ("pull", "object")),
+            *(("get", "run"), ("get", "fab"), ("confirm", "message-received")),
+        )
+    }
 
 
 def test_refused_requests_do_not_reach_the_server() -> None:
@@ -157,13 +167,13 @@ def test_a_request_says_whom_it_is_for(version: str, hosts: int, status: int) ->
 def test_traffic_is_counted_in_bytes_of_bodies(tmp_path: Path) -> None:
     traffic = Traffic()
     filtered = FleetOnly(echo, traffic)
-    assert call(filtered, scope("/v1/fleet/push-object"), [b"abc", b"de"]) == (200, b"abcdeabcde")
-    call(filtered, scope("/v1/fleet/push-object"), [b"x"])
+    assert call(filtered, scope("/v1/fleet/activate-node"), [b"abc", b"de"]) == (200, b"abcdeabcde")
+    call(filtered, scope("/v1/fleet/activate-node"), [b"x"])
     call(filtered, scope("/v1/control/list-nodes"))
     traffic.write(tmp_path / "traffic.json")
     read = json.loads((tmp_path / "traffic.json").read_text())
     assert read["routes"] == {
-        "/v1/fleet/push-object": {"requests": 2, "bytes-in": 6, "bytes-out": 12, "errors": 0}
+        "/v1/fleet/activate-node": {"requests": 2, "bytes-in": 6, "bytes-out": 12, "errors": 0}
     }
     assert read["total"] == {"requests": 2, "bytes-in": 6, "bytes-out": 12}
     assert read["refused"] == 1
@@ -172,7 +182,7 @@ def test_traffic_is_counted_in_bytes_of_bodies(tmp_path: Path) -> None:
 def test_a_body_too_large_is_refused_by_its_announced_length() -> None:
     traffic = Traffic()
     request = scope(
-        "/v1/fleet/push-object", headers=[(b"host", b"hub"), (b"content-length", b"11")]
+        "/v1/fleet/activate-node", headers=[(b"host", b"hub"), (b"content-length", b"11")]
     )
     assert call(FleetOnly(echo, traffic, max_body=10), request)[0] == 413
     assert traffic.routes == {}
@@ -180,8 +190,8 @@ def test_a_body_too_large_is_refused_by_its_announced_length() -> None:
 
 def test_a_body_too_large_is_cut_off_without_an_announced_length() -> None:
     filtered = FleetOnly(echo, Traffic(), max_body=10)
-    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 6, b"x" * 6, b"x"])[0] == 413
-    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 6, b"x" * 4])[0] == 200
+    assert call(filtered, scope("/v1/fleet/activate-node"), [b"x" * 6, b"x" * 6, b"x"])[0] == 413
+    assert call(filtered, scope("/v1/fleet/activate-node"), [b"x" * 6, b"x" * 4])[0] == 200
 
 
 def test_a_body_that_is_cut_off_gives_413_even_if_the_application_fails() -> None:
@@ -191,7 +201,7 @@ def test_a_body_that_is_cut_off_gives_413_even_if_the_application_fails() -> Non
         raise RuntimeError("client disconnected")
 
     filtered = FleetOnly(fragile, Traffic(), max_body=10)
-    assert call(filtered, scope("/v1/fleet/push-object"), [b"x" * 11, b""])[0] == 413
+    assert call(filtered, scope("/v1/fleet/activate-node"), [b"x" * 11, b""])[0] == 413
 
 
 @pytest.fixture(scope="module")

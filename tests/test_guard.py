@@ -35,12 +35,11 @@ from fedda.ops.spawn import LOOPBACK, REGISTERED
 from server.attendance import Sites
 from server.journal import Journal
 from server.superlink import guard, port_owner, registered
-from server.superlink.book import Book, RefusedCall
 from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
 from server.superlink.guard import Caller, Guard, Unwelcome, Used
 from server.superlink.listener import CONNECTION, Listener, ListenerLimits, neighbours
 from server.superlink.registered import RegisteredKey
-from server.superlink.site_calls import SiteCalls
+from server.superlink.site_calls import RefusedCall, SiteCalls
 from server.superlink.turned import Turned
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
 
@@ -426,52 +425,7 @@ def test_the_data_folders_name_stays_at_a_site_that_has_a_key() -> None:
     assert _default_name(data, None) == "patients-of-dr-x"
 
 
-# ---- requests that a site has lost ---------------------------------------------------------------
-
-
-def one_request(name: str, ttl: float = 60.0) -> fleet_pb2.PullMessagesResponse:
-    meta = message_pb2.Metadata(message_id=name, run_id=1, created_at=time.time(), ttl=ttl)
-    tree = message_pb2.ObjectTree(object_id=name)
-    return fleet_pb2.PullMessagesResponse(
-        messages_list=[message_pb2.Message(metadata=meta)], message_object_trees=[tree]
-    )
-
-
-def handed_again(book: Book, one_by_one: bool) -> list[str]:
-    """Ask for requests until there is none."""
-    names = []
-    while (found := book.again(7, one_by_one)) is not None:
-        names.append(found.messages_list[0].metadata.message_id)
-    return names
-
-
-def test_a_request_is_handed_again_to_a_site_that_cannot_know_of_it() -> None:
-    book = Book()
-    book.handed(7, one_request("a"))
-    book.handed(7, one_request("b"))
-    assert handed_again(book, one_by_one=False) == []  # it may be at work on both
-    book.joined(7)
-    assert handed_again(book, one_by_one=False) == ["a", "b"]
-    assert handed_again(book, one_by_one=False) == []
-    assert book.again(8, one_by_one=True) is None
-    assert handed_again(book, one_by_one=True) == ["a"] * 3 + ["b"] * 3  # not for ever
-
-
-def test_a_request_that_is_confirmed_or_expired_is_not_handed_again() -> None:
-    """Its content is gone; of one that was fetched in part all of it is still there."""
-    book = Book()
-    for name in ("fetched", "confirmed"):
-        book.handed(7, one_request(name))
-    book.handed(7, one_request("expired", ttl=-1.0))
-    piece = message_pb2.PullObjectRequest(run_id=1, object_id="fetched")
-    book.fetched(7, piece, 10)
-    book.confirm(
-        7, message_pb2.ConfirmMessageReceivedRequest(run_id=1, message_object_id="confirmed")
-    )
-    assert handed_again(book, one_by_one=False) == []  # it may be at work on it
-    book.joined(7)
-    assert handed_again(book, one_by_one=False) == ["fetched"]
-    assert handed_again(book, one_by_one=True) == ["fetched"] * 3
+# ---- sites that wait for work --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["handed", "nothing", "gone", "failed", "not asked"])
@@ -481,7 +435,8 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     Its site's next process began before, so nothing would tell that this one was lost.
     """
     line, sent, told = SimpleNamespace(is_open=True), [], []
-    content = b"" if case == "nothing" else one_request("a").SerializeToString()
+    handed = fleet_pb2.PullMessagesResponse(messages_list=[message_pb2.Message()])
+    content = b"" if case == "nothing" else handed.SerializeToString()
 
     async def for_work(node_id: int, seconds: float) -> tuple[float, bool]:
         line.is_open = case != "gone"
@@ -506,6 +461,5 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     wait = SimpleNamespace(for_work=for_work, handed=lambda *given: told.append(given))
     calls = SiteCalls(app, Traffic(), lambda _: Caller(7, b""), waiting=wait)  # type: ignore[arg-type]
     asyncio.run(calls(scope, receive, send))
-    assert [*calls.book._handed] == ([7] if case in ("handed", "nothing") else [])
     assert sent[1]["body"] == (content if case in ("handed", "failed") else b"")
     assert told == {"handed": [(7, 1)], "nothing": [(7, 0)]}.get(case, [])

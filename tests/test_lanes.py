@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import json
 import queue
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -33,12 +36,15 @@ from flwr.serverapp.strategy import FedAvg
 from clients.node import lanes as site_end
 from clients.node.lanes import Lanes
 from clients.node.resident import Resident, Stopped, work
-from fedda.errors import Code, WireError
+from fedda.errors import Code, RunError, WireError
 from fedda.flower import SUPERLINK_NODE_ID, ErrorCode, TaskIdentity, make_message, node_pb2
 from fedda.lane import dialer, invitation, parcels, tls
 from fedda.lane.invitation import KIND, LaneInvitation
 from fedda.lane.lane_end import LaneEnd
+from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming, Outgoing
+from fedda.ops.address import Address
+from fedda.ops.address import address as parsed
 from server import lane_grid
 from server.lane_grid import LaneGrid
 from server.simulation import identity
@@ -230,7 +236,7 @@ class Server(Grid):
             assert meta.message_type == KIND and meta.src_node_id == SUPERLINK_NODE_ID
             name = secrets.token_hex(8)
             about = Metadata(
-                *(RUN, name, SUPERLINK_NODE_ID, meta.dst_node_id, "", "lane"),
+                *(RUN, name, SUPERLINK_NODE_ID, meta.dst_node_id, "", meta.group_id),
                 *(meta.created_at, meta.ttl, KIND),
             )
             self.invited.append(message)
@@ -249,33 +255,27 @@ class Server(Grid):
 class Session:
     """A site's session at that server."""
 
-    def __init__(self, server: Server, node: int) -> None:
-        self.node_id, self.waited, self._server = node, 1.0, server
+    def __init__(self, node: int, key: Any = None) -> None:
+        self.node_id, self.waited = node, 1.0
+        self.key = key or ec.generate_private_key(ec.SECP384R1())
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def receive(self) -> tuple[Message, Any] | None:
+    def receive(self) -> Message | None:
         with contextlib.suppress(queue.Empty):
-            message = self.messages.get(timeout=0.2)
-            return message, message
+            return self.messages.get(timeout=0.2)
         return None
-
-    def fetch(self, head: Message, tree: Any) -> Message:
-        return tree
-
-    def send(self, reply: Message) -> None:
-        self._server.replies[reply.metadata.reply_to_message_id] = reply
 
 
 class Node:
     """A site: it does what `act` does with each request."""
 
     def __init__(self, server: Server, port: int, node: int, key: Any, act: Any) -> None:
-        self.session = server.sites[node] = Session(server, node)
+        self.session = server.sites[node] = Session(node, key)
         self.told: list[tuple[str, str]] = []
-        self.lanes = Lanes(f"127.0.0.1:{port}", key, self.tell, lambda _: 2**30)
+        self.lanes = Lanes(f"127.0.0.1:{port}", self.tell, lambda _: 2**30)
         resident = Resident(lambda m, c: act(m, c), {}, self.tell)
         self._over = False
-        connection = self.lanes.over(self.session)
+        self.lanes.over(self.session)
         honest = self.lanes.receive
 
         def receive() -> Any:
@@ -287,7 +287,7 @@ class Node:
 
         def serve() -> None:
             with contextlib.suppress(Stopped):
-                work(resident, connection, 0.01)
+                work(resident, self.lanes)
 
         self._thread = threading.Thread(target=serve, daemon=True)
         self._thread.start()
@@ -317,7 +317,7 @@ def echo(message: Message, context: Context) -> Message:
 class Field:
     """A run's program, the server's port, and sites."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_port: bool = False) -> None:
         self._open = contextlib.ExitStack()
         self.server, self.nodes = Server(), dict[int, Node]()
         self.relay = self._open.enter_context(Relay())
@@ -347,7 +347,8 @@ class Field:
         started.wait(PATIENCE)
         self._open.callback(thread.join, PATIENCE)
         self._open.callback(lambda: loop.call_soon_threadsafe(stop[0].set))
-        self.grid = self._open.enter_context(LaneGrid(self.server, Path(self.relay._folder.name)))
+        place = Address("127.0.0.1", 0) if own_port else Path(self.relay._folder.name)
+        self.grid = self._open.enter_context(LaneGrid(self.server, place))
 
     def join(self, node: int, act: Any = echo, key: Any = None, known: Any = None) -> Node:
         """Let a site join; `known` is the key that the server knows of it."""
@@ -393,6 +394,53 @@ def test_requests_and_replies_cross(field: Field) -> None:
         assert {*field.ask(*(request(node=node) for node in NODES))} == {*NODES}
     assert (time.perf_counter() - began) / 20 < 0.2
     assert len(field.server.invited) == len(NODES)  # one ordinary message to each site
+
+
+def test_without_a_gateway_a_run_has_a_port_of_its_own() -> None:
+    with contextlib.closing(Field(own_port=True)) as field:
+        field.join(11)
+        assert field.ask(sent := request(model()))[11].content == sent.content
+        assert field.relay.route.requests == 0 and field.grid.host.port not in (0, field.port)
+        with pytest.raises(RunError, match="cannot listen on "):
+            LaneHost(Address("127.0.0.1", field.grid.host.port))
+
+
+def test_a_message_that_is_no_invitation_is_dropped(field: Field) -> None:
+    """Nothing that another node sends, or that Flower brings, is worked on."""
+    node = field.join(11)
+    own, other = SUPERLINK_NODE_ID, 12
+    for source, kind in ((own, "train"), (other, KIND), (own, KIND)):
+        about = Metadata(RUN, "m", source, 11, "", "{}", time.time(), 60.0, kind)
+        node.session.messages.put(make_message(metadata=about, content=RecordDict()))
+    wait_until(lambda: len(node.told) == 3, "it says nothing")
+    said = [text for kind, text in node.told if kind == "refused"]
+    assert "needs `fedda-client --stock`" in said[0] and "node 12" in said[1]
+    assert "cannot be read" in said[2] and not node.lanes._lanes
+    assert field.ask(request())[11].has_content()
+
+
+@pytest.mark.parametrize(
+    ("takes", "held", "pause"),
+    [(0.01, 0.0, site_end.POLL_S), (1.0, 1.0, site_end.PAUSE_S), (0.7, 0.0, 1.4), (1.7, 1.0, 1.4)],
+)
+def test_a_busy_server_is_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch, takes: float, held: float, pause: float
+) -> None:
+    """A slow answer means that it is busy, unless it only held the request."""
+    lanes = Lanes("hub:1", lambda *_: None)
+    now, slept = [100.0], list[float]()
+
+    class Asked(Session):
+        def receive(self) -> None:
+            now[0] += takes
+            lanes._now -= len(slept) > 2
+
+    session = Asked(7)
+    session.waited = held
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
+    monkeypatch.setattr(site_end, "time", clock)
+    lanes._poll(session, lanes._now)
+    assert slept == pytest.approx([pause] * 4)
 
 
 def test_flowers_own_strategy_runs_on_it(field: Field) -> None:
@@ -692,10 +740,13 @@ def test_a_run_that_is_over_ends_its_streams(field: Field) -> None:
 
 def test_an_invitation_that_cannot_be_read_is_refused() -> None:
     made = LaneInvitation(invitation.new_name(), tls.fresh("x")[0].decode(), "0" * 64)
-    assert LaneInvitation.parse(made.flat()) == made
-    for spoilt in ({"name": "lane-/etc"}, {"ticket": 3}, {"certificate": ""}, {"host": "x"}):
+    assert LaneInvitation.parse(made.text()) == made
+    spoilt = [{"name": "lane-/etc"}, {"ticket": 3}, {"certificate": ""}, {"host": "x"}]
+    spoilt += [{"port": 2**16}, {"port": "1"}, {"port": True}]
+    texts = [json.dumps(asdict(made) | each) for each in spoilt]
+    for text in (*texts, "", "[]", "[" * 10**5, made.text()[:-1]):
         with pytest.raises(WireError):
-            LaneInvitation.parse(made.flat() | spoilt)
+            LaneInvitation.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -712,4 +763,4 @@ def test_a_lane_goes_through_the_proxy_of_flowers_messages(
     monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
     monkeypatch.setenv("NO_PROXY", "near.example.org")
     monkeypatch.setenv("no_proxy", "near.example.org")
-    assert dialer._way(address) == way
+    assert dialer._way(parsed(address)) == way

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from clients.site import doors, origin
+from clients.site import boundary, origin
 from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import models, wire
@@ -48,7 +48,7 @@ def asked(task: Task, values: Arrays, server_round: int = 1, floats: str = "floa
 
 
 def serve(site: Site, request: Request) -> Arrays:
-    doors.admit(site, request, test=False)
+    boundary.admit(site, request, test=False)
     arrays, _ = SOURCES["fedavg"](site).serve(request)
     return arrays["model"].unpack()
 

@@ -5,13 +5,10 @@ import contextlib
 import http.client
 import random
 import socket
-import sqlite3
 import ssl
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +21,11 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 
 from fedda.flower import (
     PROTOBUF_REQUEST_TYPES,
-    SUPERLINK_NODE_ID,
-    fab_pb2,
     fleet_pb2,
     node_pb2,
     public_key_to_bytes,
-    recorddict_pb2,
-    run_pb2,
     sign_message,
 )
-from fedda.flower import message_pb2 as proto
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
@@ -163,55 +155,6 @@ class Site:
     def leave(self) -> None:
         self.ask("deactivate-node", fleet_pb2.DeactivateNodeRequest(node_id=self.id))
 
-    def pull(self, run: int = 0) -> tuple[proto.Message, proto.ObjectTree]:
-        """Wait for the next request to this site, or for the next of a run.
-
-        A site that begins again may be handed what it left open in a run that is over by now.
-        """
-        ends = time.monotonic() + PATIENCE
-        while time.monotonic() < ends:
-            _, body = self.ask("pull-messages", fleet_pb2.PullMessagesRequest(node=self.node))
-            answer = fleet_pb2.PullMessagesResponse.FromString(body)
-            if answer.messages_list and run in (0, answer.messages_list[0].metadata.run_id):
-                return answer.messages_list[0], answer.message_object_trees[0]
-            time.sleep(0.05)
-        raise AssertionError("the site was handed no request")
-
-    def push(self, head: proto.Metadata, pieces: list[bytes], **other: Any) -> tuple[int, Any]:
-        """Send the head of an answer -> the status, and the SuperLink's own answer."""
-        names = [sha256(piece).hexdigest() for piece in pieces]
-        tree = proto.ObjectTree(
-            object_id=names[0], children=[proto.ObjectTree(object_id=n) for n in names[1:]]
-        )
-        meta = proto.Metadata()
-        meta.CopyFrom(head)
-        meta.message_id = tree.object_id
-        for name, value in other.items():
-            setattr(meta, name, value)
-        status, body = self.ask(
-            "push-messages",
-            fleet_pb2.PushMessagesRequest(
-                node=self.node,
-                messages_list=[proto.Message(metadata=meta, content=recorddict_pb2.RecordDict())],
-                message_object_trees=[tree],
-            ),
-        )
-        return status, fleet_pb2.PushMessagesResponse.FromString(body) if status == 200 else None
-
-    def reply_to(self, asked: proto.Message) -> proto.Metadata:
-        """The head of an honest answer."""
-        meta = asked.metadata
-        return proto.Metadata(
-            run_id=meta.run_id,
-            src_node_id=self.id,
-            dst_node_id=SUPERLINK_NODE_ID,
-            reply_to_message_id=meta.message_id,
-            group_id=meta.group_id,
-            ttl=meta.ttl - (time.time() - meta.created_at) - 1,
-            message_type=meta.message_type,
-            created_at=time.time(),
-        )
-
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
@@ -239,13 +182,6 @@ def requests(node_id: int, public: bytes) -> dict[str, bytes]:
     return made
 
 
-def stored(hub: Hub) -> set[str]:
-    """The names of the requests and answers in the server's database."""
-    with contextlib.closing(sqlite3.connect(f"file:{hub.database}?mode=ro", uri=True)) as base:
-        both = "select message_id from message_ins union select message_id from message_res"
-        return {name for (name,) in base.execute(both)}
-
-
 def memory(hub: Hub) -> int:
     """Bytes of memory that the server's process holds."""
     text = Path(f"/proc/{hub.processes['superlink'].popen.pid}/status").read_text()
@@ -270,33 +206,6 @@ def mutated(draw: random.Random, body: bytes) -> bytes:
         else:
             changed[at:at] = b"\xff" * 9 + b"\x01"  # the longest number
     return bytes(changed)
-
-
-def frame(draw: random.Random, node_id: int) -> bytes:
-    """The body of a push that looks like an answer, with values drawn at random."""
-    numbers = [0, 1, node_id, 2**64 - 1, draw.getrandbits(64)]
-    reals = [0.0, -1.0, 1e308, float("nan"), float("inf"), time.time()]
-    texts = ["", "train", "\0", "x" * 999, sha256(draw.randbytes(4)).hexdigest()]
-    tree = proto.ObjectTree(object_id=draw.choice(texts))
-    for _ in range(draw.randrange(4)):
-        below = [tree] * draw.randint(1, 3)
-        tree = proto.ObjectTree(object_id=draw.choice(texts), children=below)
-    meta = proto.Metadata(
-        run_id=draw.choice(numbers),
-        message_id=tree.object_id,
-        src_node_id=draw.choice([1, node_id]),
-        dst_node_id=draw.choice(numbers),
-        reply_to_message_id=draw.choice(texts),
-        ttl=draw.choice(reals),
-        message_type=draw.choice(texts),
-        created_at=draw.choice(reals),
-    )
-    return fleet_pb2.PushMessagesRequest(
-        node=node_pb2.Node(node_id=node_id),
-        messages_list=[proto.Message(metadata=meta)] * draw.randrange(3),
-        message_object_trees=[tree] * draw.randrange(3),
-        clientapp_runtime_list=[draw.choice(reals)] * draw.randrange(3),
-    ).SerializeToString()
 
 
 METHODS = ("POST", "GET", "PRI", "CONNECT", "p")
@@ -337,18 +246,16 @@ def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub, frames: int) ->
     honest = requests(site.id, public_key_to_bytes(site.key.public_key()))
     seen: Counter[int] = Counter()
     for _ in range(frames - strange):
-        if draw.random() < 0.5:
-            name = draw.choice(FLEET)
-            body = mutated(draw, honest[name])
-        else:
-            name, body = "push-messages", frame(draw, site.id)
+        name = draw.choice(FLEET)
+        body = mutated(draw, honest[name])
         status, _ = site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))
         assert status < 500, (name, body)
         seen[status] += 1
     assert {200, 400, 401, 403} <= seen.keys(), "the frames did not get far enough"
+    for name in ("push-messages", "push-object", "pull-object", "get-run", "get-fab"):
+        assert site.line.ask(f"/v1/fleet/{name}", b"", signed(site.key))[0] == 403, name
     site.leave()
     assert hub.works()
-    assert stored(hub) == set()
     assert memory(hub) - began < 64 * MIB
     assert b"Traceback" not in log.read_bytes()[written:]
 
@@ -393,7 +300,7 @@ def other_form(signature: str) -> str:
 def test_a_stranger_is_refused_before_it_has_sent_a_body(hub: Hub) -> None:
     context = ssl.create_default_context(cafile=str(hub.ca))
     head = (
-        b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n"
+        b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\n"
         b"Content-Type: application/protobuf\r\n\r\n"
     )
     with (
@@ -402,117 +309,6 @@ def test_a_stranger_is_refused_before_it_has_sent_a_body(hub: Hub) -> None:
     ):
         stream.sendall(head)
         assert stream.recv(100).startswith(b"HTTP/1.1 401")
-
-
-@pytest.fixture
-def asked(hub: Hub) -> Iterator[tuple[Site, Any, int]]:
-    """The site that the tests play, a request that it was handed in a run, and the run."""
-    site = Site(hub, "mallory")
-    site.activate()
-    hub.wait_until_online(3)
-    run = hub.submit(hub.app, {"messages": 1, "out": str(hub.directory / "never.json")})
-    message, _ = site.pull(run)
-    yield site, message, run
-    with hub.control() as control:
-        if not control.run_state(run).ended:
-            control.stop_run(run)
-    site.leave()
-
-
-def test_a_site_can_only_answer_what_it_was_asked(
-    hub: Hub, asked: tuple[Site, proto.Message, int]
-) -> None:
-    site, message, run = asked
-    honest = site.reply_to(message)
-    victim = hub.id_of("a")
-    forged: list[dict[str, Any]] = [
-        {"src_node_id": SUPERLINK_NODE_ID, "dst_node_id": victim, "reply_to_message_id": ""},
-        {
-            "src_node_id": SUPERLINK_NODE_ID,
-            "dst_node_id": SUPERLINK_NODE_ID,
-            "reply_to_message_id": "",
-        },
-        {"src_node_id": victim},
-        {"src_node_id": SUPERLINK_NODE_ID},
-        {"dst_node_id": victim},
-        {"reply_to_message_id": ""},
-        {"reply_to_message_id": "0" * 64},
-        {"run_id": run + 1},
-        {"message_type": "query"},
-        {"ttl": float("nan")},
-    ]
-    for other in forged:
-        assert site.push(honest, [b"piece"], **other)[0] == 403, other
-    for route, request in {
-        "confirm-message-received": proto.ConfirmMessageReceivedRequest(
-            node=site.node, run_id=run, message_object_id="0" * 64
-        ),
-        "pull-object": proto.PullObjectRequest(node=site.node, run_id=run, object_id="0" * 64),
-        "get-run": run_pb2.GetRunRequest(node=site.node, run_id=run + 1),
-        "get-fab": fab_pb2.GetFabRequest(node=site.node, run_id=run + 1, hash_str="0" * 64),
-    }.items():
-        assert site.ask(route, request)[0] == 403, route
-    assert message.metadata.message_id in stored(hub)
-    assert sha256(b"piece").hexdigest() not in stored(hub)
-
-    _, body = site.ask("get-run", run_pb2.GetRunRequest(node=site.node, run_id=run))
-    told = run_pb2.GetRunResponse.FromString(body).run
-    assert told.run_id == run and told.fab_hash
-    assert str(hub.directory).encode() not in body and not told.override_config
-
-    assert site.push(honest, [b"an answer"])[0] == 200
-    assert site.push(honest, [b"an answer"])[0] == 200  # again, as if its answer had been lost
-    assert site.push(honest, [b"another answer"])[0] == 403
-
-
-def test_a_site_that_was_restarted_is_handed_its_open_request_again(
-    asked: tuple[Site, proto.Message, int],
-) -> None:
-    """Its process may have been killed before it knew what the server had handed out."""
-    site, message, _ = asked
-    pull = fleet_pb2.PullMessagesRequest(node=site.node)
-    assert site.ask("pull-messages", pull) == (200, b"")
-    site.activate()
-    again, tree = site.pull()
-    assert again == message and tree.object_id == message.metadata.message_id
-    assert site.ask("pull-messages", pull) == (200, b"")  # once for each start
-    assert site.push(site.reply_to(message), [b"an answer"])[0] == 200
-    site.activate()
-    assert site.ask("pull-messages", pull) == (200, b"")  # it is answered
-
-
-def test_a_run_goes_on_if_a_site_is_killed_when_it_has_just_been_handed_a_request(
-    hub: Hub, asked: tuple[Site, proto.Message, int]
-) -> None:
-    site, _, run = asked
-    site.leave()
-    process = hub.start_site(site.name)  # the next process of the site, which finds no note
-    try:
-        assert hub.wait(run, PATIENCE).succeeded
-    finally:
-        process.stop()
-
-
-def test_a_site_cannot_fill_the_server(hub: Hub, asked: tuple[Site, proto.Message, int]) -> None:
-    site, message, run = asked
-    pieces = [bytes([n]) * 7 * MIB for n in range(12)]
-    head = site.reply_to(message)
-    many = [b"%d" % n for n in range(3000)]
-    assert site.push(head, many)[0] == 413
-    status, answer = site.push(head, pieces)
-    assert status == 200
-    request = proto.PushObjectRequest(
-        node=site.node, run_id=run, session_id=answer.session_id, object_content=b""
-    )
-    statuses = []
-    for piece in pieces:
-        request.object_id, request.object_content = sha256(piece).hexdigest(), piece
-        statuses.append(site.ask("push-object", request)[0])
-    assert statuses == [200] * 9 + [413] * 3  # 63 MiB fit in 64 and a little more, 70 do not
-    other = Site(hub, "trent")
-    request.node.node_id = other.id
-    assert other.ask("push-object", request)[0] == 403
-    wait_until(lambda: '"413": 4' in hub.traffic.read_text(), "the refusals do not count")
 
 
 def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_can(

@@ -15,13 +15,13 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
-from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreachable, ask, insist
+from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreachable, ask
 from clients.node.fleet import Fleet
-from clients.node.unfinished import Unfinished
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
-from fedda.flower import Metadata, Node, ObjectTree
+from fedda.flower import Metadata, Node
+from fedda.lane.parcels import Outgoing
 from fedda.ops import keys
 from fedda.ops.refusal import Refusal, offered, offers
 from tests import federation
@@ -51,38 +51,49 @@ def echo(received: Message, context: Context) -> Message:
     return Message(received.content, reply_to=received)
 
 
-class FakeConnection:
-    """A server in memory: hands out messages, keeps replies, and forgets the node at the end."""
+class FakeLanes:
+    """Lanes in memory: hand out requests, keep replies, and forget the node at the end."""
 
     node_id = NODE
-    waited = 0.0
 
-    def __init__(self, *inbox: Message | Exception) -> None:
+    def __init__(self, *inbox: Message) -> None:
         self.inbox = list(inbox)
         self.replies: list[Message] = []
         self.fetched = 0
         self.send_failures: Sequence[Exception] = []
         self.fetch_failure: Exception | None = None
 
-    def receive(self) -> tuple[Message, ObjectTree] | None:
+    def over(self, session: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def receive(self) -> tuple[Message, Message] | None:
         if not self.inbox:
             raise SessionLost
         got = self.inbox.pop(0)
-        if isinstance(got, Exception):
-            raise got
-        return got, ObjectTree()
+        return got, got
 
-    def fetch(self, head: Message, tree: ObjectTree) -> Message:
+    def fetch(self, incoming: Message) -> Message:
         self.fetched += 1
         if self.fetch_failure is not None:
             raise self.fetch_failure
-        return head
+        return incoming
 
     def send(self, reply: Message) -> None:
         if self.send_failures:
             failure, *self.send_failures = self.send_failures
             raise failure
         self.replies.append(reply)
+
+
+class Session:
+    """A session at a server that hands out nothing."""
+
+    node_id = NODE
+
+    def __init__(self, *args: object, **more: object) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Clock:
@@ -111,27 +122,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def answer_all(app: resident.App, connection: FakeConnection) -> list[tuple[str, str]]:
+def answer_all(app: resident.App, lanes: FakeLanes) -> list[tuple[str, str]]:
     """Let a node work until the server forgets it -> the events."""
     events: list[tuple[str, str]] = []
     node = resident.Resident(app, {"role": "source"}, lambda *event: events.append(event))
     with pytest.raises(SessionLost):
-        resident.work(node, connection, poll=0.05)
+        resident.work(node, lanes)  # type: ignore[arg-type]
     return events
 
 
 def everything(reply: Message) -> bytes:
-    """Return all bytes that a reply puts on the wire, in the pieces that flwr makes of it."""
-    from fedda.flower import get_all_nested_objects
-
-    return b"".join(piece.deflate() for piece in get_all_nested_objects(reply).values())
+    """Return all bytes that a reply puts on a lane."""
+    made = Outgoing.of(reply, "m")
+    return b"".join([made.head, *made.arrays])
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query", "train.special"])
 def test_a_message_gets_the_apps_reply(clock: Clock, kind: str) -> None:
-    connection = FakeConnection(message(kind))
-    answer_all(echo, connection)
-    (reply,) = connection.replies
+    lanes = FakeLanes(message(kind))
+    answer_all(echo, lanes)
+    (reply,) = lanes.replies
     assert reply.content["c"] == ConfigRecord({"x": 1})
     assert (reply.metadata.dst_node_id, reply.metadata.reply_to_message_id) == (1, "m")
 
@@ -154,10 +164,10 @@ def test_an_exception_is_sent_as_a_code_and_its_text_stays_in_the_local_log(
     def failing(received: Message, context: Context) -> Message:
         raise error
 
-    connection = FakeConnection(message(), message())
-    events = answer_all(failing, connection)
-    assert [reply.error for reply in connection.replies] == [Error(int(code), code.public)] * 2
-    assert SECRET.encode() not in b"".join(map(everything, connection.replies))
+    lanes = FakeLanes(message(), message())
+    events = answer_all(failing, lanes)
+    assert [reply.error for reply in lanes.replies] == [Error(int(code), code.public)] * 2
+    assert SECRET.encode() not in b"".join(map(everything, lanes.replies))
     assert SECRET in caplog.text
     assert SECRET not in str(events)
 
@@ -166,41 +176,41 @@ def test_an_apps_own_error_text_is_not_sent(clock: Clock) -> None:
     def talkative(received: Message, context: Context) -> Message:
         return Message(Error(code=2, reason=SECRET), reply_to=received)
 
-    connection = FakeConnection(message())
-    answer_all(talkative, connection)
-    assert connection.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
+    lanes = FakeLanes(message())
+    answer_all(talkative, lanes)
+    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
 
 
 def test_an_apps_known_code_is_kept(clock: Clock) -> None:
     def failing(received: Message, context: Context) -> Message:
         return Message(Error(code=int(Code.DATA), reason=SECRET), reply_to=received)
 
-    connection = FakeConnection(message())
-    answer_all(failing, connection)
-    assert connection.replies[0].error == Error(int(Code.DATA), Code.DATA.public)
+    lanes = FakeLanes(message())
+    answer_all(failing, lanes)
+    assert lanes.replies[0].error == Error(int(Code.DATA), Code.DATA.public)
 
 
 @pytest.mark.parametrize("nonsense", [None, "text", RecordDict()])
 def test_a_result_that_is_no_message_becomes_an_error(clock: Clock, nonsense: object) -> None:
-    connection = FakeConnection(message())
-    answer_all(lambda received, context: nonsense, connection)  # type: ignore[arg-type,return-value]
-    assert connection.replies[0].error.code == Code.INTERNAL
+    lanes = FakeLanes(message())
+    answer_all(lambda received, context: nonsense, lanes)  # type: ignore[arg-type,return-value]
+    assert lanes.replies[0].error.code == Code.INTERNAL
 
 
 def test_an_expired_message_is_neither_fetched_nor_computed(clock: Clock) -> None:
     def never(received: Message, context: Context) -> Message:
         raise AssertionError("computed")
 
-    connection = FakeConnection(message(age=61.0, ttl=60.0))
-    answer_all(never, connection)
-    assert connection.fetched == 0
-    assert connection.replies[0].error == Error(int(Code.EXPIRED), Code.EXPIRED.public)
+    lanes = FakeLanes(message(age=61.0, ttl=60.0))
+    answer_all(never, lanes)
+    assert lanes.fetched == 0
+    assert lanes.replies[0].error == Error(int(Code.EXPIRED), Code.EXPIRED.public)
 
 
 def test_a_message_just_in_time_is_computed(clock: Clock) -> None:
-    connection = FakeConnection(message(age=50.0, ttl=60.0))
-    answer_all(echo, connection)
-    assert connection.replies[0].has_content()
+    lanes = FakeLanes(message(age=50.0, ttl=60.0))
+    answer_all(echo, lanes)
+    assert lanes.replies[0].has_content()
 
 
 @pytest.mark.parametrize("kind", ["system", "get_properties", "reconnect"])
@@ -210,10 +220,10 @@ def test_other_kinds_of_messages_are_refused_unread(clock: Clock, kind: str) -> 
 
     head = message()
     head.metadata.__dict__["_message_type"] = kind
-    connection = FakeConnection(head)
-    answer_all(never, connection)
-    assert connection.fetched == 0
-    assert connection.replies[0].error.code == Code.WIRE
+    lanes = FakeLanes(head)
+    answer_all(never, lanes)
+    assert lanes.fetched == 0
+    assert lanes.replies[0].error.code == Code.WIRE
 
 
 def test_a_run_keeps_its_context_and_old_runs_are_forgotten(clock: Clock) -> None:
@@ -224,148 +234,32 @@ def test_a_run_keeps_its_context_and_old_runs_are_forgotten(clock: Clock) -> Non
         return Message(RecordDict({"n": context.state["n"]}), reply_to=received)
 
     runs = [1, 1, 2, 1, *range(10, 10 + resident.RUNS_KEPT), 1]
-    connection = FakeConnection(*(message(run_id=run) for run in runs))
-    answer_all(counting, connection)
-    counts = [reply.content["n"]["n"] for reply in connection.replies]  # type: ignore[index]
+    lanes = FakeLanes(*(message(run_id=run) for run in runs))
+    answer_all(counting, lanes)
+    counts = [reply.content["n"]["n"] for reply in lanes.replies]  # type: ignore[index]
     assert counts == [1, 2, 1, 3] + [1] * resident.RUNS_KEPT + [1]
 
 
 def test_a_message_that_cannot_be_read_is_answered_with_a_code(clock: Clock) -> None:
-    connection = FakeConnection(message())
-    connection.fetch_failure = ValueError(SECRET)
-    answer_all(echo, connection)
-    assert connection.replies[0].error == Error(int(Code.WIRE), Code.WIRE.public)
+    lanes = FakeLanes(message())
+    lanes.fetch_failure = ValueError(SECRET)
+    answer_all(echo, lanes)
+    assert lanes.replies[0].error == Error(int(Code.WIRE), Code.WIRE.public)
 
 
 def test_a_reply_that_cannot_be_serialised_is_replaced_by_a_code(clock: Clock) -> None:
-    connection = FakeConnection(message())
-    connection.send_failures = [TypeError(SECRET)]
-    answer_all(echo, connection)
-    assert connection.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
-
-
-def test_a_reply_is_pushed_again_when_the_server_comes_back(clock: Clock) -> None:
-    connection = FakeConnection(message())
-    connection.send_failures = [Unreachable("x"), Unreachable("x"), Unreachable("x")]
-    events = answer_all(echo, connection)
-    assert len(connection.replies) == 1
-    assert clock.slept == [0.5, 1.0, 2.0]
-    assert [kind for kind, _ in events] == ["work", "waiting", "back", "done"]
+    lanes = FakeLanes(message())
+    lanes.send_failures = [TypeError(SECRET)]
+    answer_all(echo, lanes)
+    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
 
 
 def test_a_reply_that_nobody_waits_for_any_more_is_dropped(clock: Clock) -> None:
-    connection = FakeConnection(message(ttl=10.0), message(), message())
-    connection.send_failures = [*[Unreachable("x")] * 6, RunOver()]
-    events = answer_all(echo, connection)
-    assert len(connection.replies) == 1
-    assert [kind for kind, _ in events].count("dropped") == 2
-
-
-def test_an_idle_node_asks_less_often(clock: Clock) -> None:
-    class Quiet(FakeConnection):
-        def receive(self) -> tuple[Message, ObjectTree] | None:
-            if clock.now > 1030:
-                raise SessionLost
-            return None
-
-    answer_all(echo, Quiet())
-    assert clock.slept[0] == 0.05
-    assert clock.slept[-1] == resident.IDLE_POLL_S
-
-
-def test_a_busy_server_is_asked_less_often(clock: Clock) -> None:
-    class Slow(FakeConnection):
-        def receive(self) -> tuple[Message, ObjectTree] | None:
-            if clock.now > 1005:
-                raise SessionLost
-            clock.now += 0.2
-            return None
-
-    answer_all(echo, Slow())
-    assert clock.slept == pytest.approx([0.4] * len(clock.slept))
-
-
-def test_a_server_that_holds_the_request_is_asked_again_at_once(clock: Clock) -> None:
-    class Holding(FakeConnection):
-        waited = 1.0
-
-        def receive(self) -> tuple[Message, ObjectTree] | None:
-            if clock.now > 1030:
-                raise SessionLost
-            clock.now += 1.01
-            return None
-
-    answer_all(echo, Holding())
-    assert clock.slept == pytest.approx([0.05] * len(clock.slept))
-
-
-@pytest.mark.parametrize(("node", "answers"), [(NODE + 1, ""), (1, "m"), (0, "")])
-def test_only_the_servers_own_requests_are_served(clock: Clock, node: int, answers: str) -> None:
-    """A site that forges a message gets no answer either, which would tell it about this one."""
-    forged, asked = message(), message()
-    forged.metadata.__dict__["_src_node_id"] = node
-    forged.metadata.__dict__["_reply_to_message_id"] = answers
-    connection = FakeConnection(forged, asked)
-    events = answer_all(echo, connection)
-    assert connection.fetched == len(connection.replies) == 1
-    assert [kind for kind, _ in events] == ["refused", "work", "done"]
-
-
-def work(connection: FakeConnection, state: Path, app: resident.App = echo) -> None:
-    """Do as a node's process does, until the server forgets it or the process ends."""
-    unfinished = Unfinished(state / "unfinished")
-    resident.excuse(unfinished, connection, lambda kind, text: None)
-    node = resident.Resident(app, {}, lambda kind, text: None)
-    resident.work(node, connection, 0.05, unfinished)
-
-
-def killed(received: Message, context: Context) -> Message:
-    raise KeyboardInterrupt
-
-
-def test_a_request_that_a_process_did_not_answer_is_answered_by_the_next_one(
-    clock: Clock, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        work(FakeConnection(message()), tmp_path, killed)
-    for told in ([int(Code.RESTARTED)], []):  # once
-        connection = FakeConnection()
-        with pytest.raises(SessionLost):
-            work(connection, tmp_path)
-        assert [reply.error.code for reply in connection.replies] == told
-        for reply in connection.replies:
-            about = reply.metadata
-            assert (about.reply_to_message_id, about.src_node_id, about.run_id) == ("m", NODE, 3)
-
-
-@pytest.mark.parametrize("failure", [None, RunOver(), ValueError(SECRET)])
-def test_a_request_that_was_answered_or_dropped_is_forgotten(
-    clock: Clock, tmp_path: Path, failure: Exception | None
-) -> None:
-    connection = FakeConnection(message())
-    connection.send_failures = [failure] if failure else []
-    with pytest.raises(SessionLost):
-        work(connection, tmp_path)
-    assert Unfinished(tmp_path / "unfinished").head() is None
-
-
-@pytest.mark.parametrize("case", ["other node", "expired", "run over", "damaged"])
-def test_an_old_request_never_keeps_a_node_from_its_work(
-    clock: Clock, tmp_path: Path, case: str
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        work(FakeConnection(message(ttl=1.0 if case == "expired" else 60.0)), tmp_path, killed)
-    connection = FakeConnection(message())
-    if case == "other node":
-        connection.node_id = NODE + 1
-    if case == "damaged":
-        (tmp_path / "unfinished").write_bytes(b"\xff" * 9)
-    if case in ("expired", "run over"):
-        late: list[Exception] = [Unreachable("x")] * 4
-        connection.send_failures = late if case == "expired" else [RunOver()]
-    with pytest.raises(SessionLost):
-        work(connection, tmp_path)
-    assert [reply.has_error() for reply in connection.replies] == [False]
+    lanes = FakeLanes(message(), message())
+    lanes.send_failures = [RunOver()]
+    events = answer_all(echo, lanes)
+    assert len(lanes.replies) == 1
+    assert [kind for kind, _ in events].count("dropped") == 1
 
 
 def test_a_node_whose_session_is_lost_stops_computing_at_once(
@@ -374,15 +268,12 @@ def test_a_node_whose_session_is_lost_stops_computing_at_once(
     keys.add(tmp_path, "a")
     asked: list[Callable[[], None]] = []
 
-    class Session(FakeConnection):
+    class Lost(Session):
         def __init__(self, *args: object, on_lost: Callable[[], None], **more: object) -> None:
             if asked:
                 raise Refused(definite=True)
-            super().__init__(message())
+            super().__init__()
             asked.append(on_lost)
-
-        def close(self) -> None:
-            pass
 
     def endless(received: Message, context: Context) -> Message:
         threading.Thread(target=asked[0]).start()
@@ -391,7 +282,8 @@ def test_a_node_whose_session_is_lost_stops_computing_at_once(
             time.sleep(0.01)
         raise AssertionError("went on computing")
 
-    monkeypatch.setattr(resident, "Fleet", Session)
+    monkeypatch.setattr(resident, "Fleet", Lost)
+    monkeypatch.setattr(resident, "Lanes", lambda *_: FakeLanes(message()))
     monkeypatch.setattr(patience, "UNKNOWN_KEY_S", 0.0)
     events: list[str] = []
     with pytest.raises(KeyFileError, match="any more: it was revoked"):
@@ -547,27 +439,6 @@ def test_a_failed_call_has_one_meaning(
         ask(call, None)
 
 
-def test_a_piece_that_gets_no_answer_is_asked_for_again_at_once() -> None:
-    tries: list[int] = []
-
-    def call(request: int) -> int:
-        tries.append(request)
-        if len(tries) < 3:
-            raise httpx.ReadError("lost")
-        return 2 * request
-
-    assert insist(call, 4) == 8 and tries == [4] * 3
-
-    def never(request: int) -> int:
-        tries.append(request)
-        raise httpx.ReadError("lost")
-
-    tries.clear()
-    with pytest.raises(Unreachable):
-        insist(never, 4)
-    assert len(tries) == 4
-
-
 def test_a_server_that_refuses_to_hand_out_work_is_asked_again_later() -> None:
     """No run is concerned yet, and the session is not lost."""
 
@@ -589,10 +460,7 @@ def test_a_signal_ends_the_session_politely(
 ) -> None:
     closed = []
 
-    class Session(FakeConnection):
-        def __init__(self, *args: object, **options: object) -> None:
-            super().__init__(message())
-
+    class Closed(Session):
         def close(self) -> None:
             closed.append(self)
 
@@ -601,7 +469,8 @@ def test_a_signal_ends_the_session_politely(
         time.sleep(PATIENCE)
         raise AssertionError("went on")
 
-    monkeypatch.setattr(resident, "Fleet", Session)
+    monkeypatch.setattr(resident, "Fleet", Closed)
+    monkeypatch.setattr(resident, "Lanes", lambda *_: FakeLanes(message()))
     before = signal.getsignal(number)
     events: list[str] = []
     resident.serve(
@@ -622,18 +491,16 @@ def test_a_session_that_was_lost_is_opened_again_with_the_remembered_id(
     keys.add(tmp_path, "a")
     known: list[object] = []
 
-    class Session(FakeConnection):
+    class Again(Session):
         def __init__(self, address: str, *, known_as: int | None, **options: object) -> None:
-            super().__init__(message())
+            super().__init__()
             known.append(known_as)
             self.node_id = 40 + len(known)
             if len(known) == 3:
                 raise KeyFileError("enough")
 
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(resident, "Fleet", Session)
+    monkeypatch.setattr(resident, "Fleet", Again)
+    monkeypatch.setattr(resident, "Lanes", lambda *_: FakeLanes())
     with pytest.raises(KeyFileError, match="enough"):
         resident.serve(
             echo,

@@ -15,9 +15,8 @@ from flwr.common import (
     parameters_to_ndarrays,
 )
 
-from clients.face import Face, client_fn
+from clients.numpy_client import NumPySite, client_fn, flat, unflat
 from clients.site.memory import resident
-from clients.site.request import flat, unflat
 from fedda import records, wire
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
@@ -155,7 +154,7 @@ def test_a_numpy_client_checks_what_comes(domains: list[Node]) -> None:
     message = bench.begin()[0]
     arrays, tables = records.read(message.content)
     node = bench.grid.nodes[message.metadata.dst_node_id]
-    site = Face(resident(tuple(sorted(node.items()))))
+    site = NumPySite(resident(tuple(sorted(node.items()))))
     parameters, config = flat(arrays, tables)
     assert site.fit(parameters, config)[1] == 40
     assert site.get_properties({})["name"] == "anna"

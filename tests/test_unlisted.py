@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from clients.site import doors
+from clients.site import boundary
 from clients.site.memory import Site, resident
 from clients.site.request import Request
 from fedda import plugins, records, wire
@@ -133,7 +133,7 @@ def passes(sample: Sample, arrays: Mapping[str, Packed], numbers: Mapping[str, A
     """Whether the check on the way out lets a reply leave."""
     rule, site = sample.request.contract.leaves, sample.site
     try:
-        doors._check(site, sample.request, rule, arrays, numbers, "out")  # pyright: ignore
+        boundary._check(site, sample.request, rule, arrays, numbers, "out")  # pyright: ignore
     except WireError as error:
         assert "\n" not in str(error)
         return False

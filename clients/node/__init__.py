@@ -1,12 +1,11 @@
 """The site's process: how it reaches a server, answers its requests and waits out failures.
 
-resident   the process that keeps a site in memory and answers messages
-lanes      a stream to each run, beside Flower's messages
+resident   the process that keeps a site in memory and answers requests
+lanes      a stream to each run that invites the site
 fleet      the server's Fleet API, as a node uses it
 bridge     from a Flower message to a method's client, and back
 failures   what can go wrong between a node and its server
 patience   trying again, with growing pauses
-unfinished the request that is being worked on, in a file
 ending     leaving between two rounds, when asked to
 interrupt  ending work that nobody waits for any more
 """

@@ -1,8 +1,7 @@
-"""From a Flower message to a method's client, and back: packed arrays as flat ones, tables as one.
+"""From a Flower message to a method's client, and back.
 
-A client is a Flower NumPyClient, whose `fit` and `evaluate` check what comes and what leaves. An
-exception becomes an error code here: Flower would send its text to the server, and that may quote
-data.
+An exception becomes an error code here: Flower would send its text to the server, and that may
+quote data.
 """
 
 import logging
@@ -16,10 +15,10 @@ from fedda import records
 from fedda.errors import Code, FeddaError, WireError, code_of
 from fedda.wire import Packed
 
-from ..face import client_for
-from ..site import doors, looked
+from ..answering import answer
+from ..site import boundary, looked
 from ..site.memory import Site, resident
-from ..site.request import Numbers, Request, flat, unflat
+from ..site.request import Numbers, Request
 
 logger = logging.getLogger("fedda.site")
 
@@ -93,7 +92,7 @@ def query(message: Message, site: Site) -> Message:
     tables = records.read(message.content)[1]
     if {*tables} - {"task"}:
         raise WireError(f"A question may hold a task, but holds {sorted(tables)}.")
-    offer = doors.offered(site, tables.get("task"))
+    offer = boundary.offered(site, tables.get("task"))
     return Message(records.write(offer=offer), reply_to=message)
 
 
@@ -107,23 +106,17 @@ def look(message: Message, site: Site) -> Message:
 
 
 def train(message: Message, site: Site) -> Message:
-    """Let the method's client train, by Flower's `fit`."""
+    """Let the method's client train."""
     arrays, tables = _read(message, {"task", "step", "exchange", "kept"})
     arrays = site.shelf.take(arrays, tables.get("kept", {}))
-    parameters, config = flat(arrays, tables)
-    trained, _, numbers = client_for(site, config).fit(parameters, config)
-    packed = unflat(trained, numbers)
-    return Message(records.write(packed, metrics=numbers), reply_to=message)
+    return Message(answer(site, arrays, tables, test=False).content, reply_to=message)
 
 
 def evaluate(message: Message, site: Site) -> Message:
-    """Let the method's client test, by Flower's `evaluate`; keep what the next request names."""
+    """Let the method's client test; keep what the next request names."""
     arrays, tables = _read(message, {"task", "step", "kept"})
     arrays = site.shelf.take(arrays, {})  # a test's arrays are kept afterwards
-    parameters, config = flat(arrays, tables)
-    _, _, numbers = client_for(site, config).evaluate(parameters, config)
-    unflat([], numbers)
-    reply = Message(records.write(metrics=numbers), reply_to=message)
+    reply = Message(answer(site, arrays, tables, test=True).content, reply_to=message)
     site.shelf.put(arrays, tables.get("kept", {}))
     return reply
 

@@ -7,7 +7,6 @@ Refused       the server opens no session for this key: the site may wait, or it
 KeyFileError  the certificate or key is wrong, and trying again will not help
 """
 
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,8 +31,6 @@ ADVICE = {
     "unreachable": "no network leads there; check the address in --superlink and the firewall",
     "timed out": "no answer in time; check the address in --superlink and the firewall between",
 }
-
-AT_ONCE, PAUSE_S = 3, 0.1
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -87,19 +84,6 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
                 "--insecure if the server runs without TLS on purpose"
             ) from error
         raise Unreachable(_unreachable(error)) from error
-
-
-def insist(call: Callable[[Q], A], request: Q) -> A:
-    """Make a call for one of many pieces; if it gets no answer, try again a few times at once.
-
-    Otherwise a message of a hundred pieces would begin anew with each piece that is lost.
-    """
-    for _ in range(AT_ONCE):
-        try:
-            return ask(call, request)
-        except Unreachable:
-            time.sleep(PAUSE_S)
-    return ask(call, request)
 
 
 def _meaning(status: int, why: Refusal | None) -> Exception:

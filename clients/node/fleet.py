@@ -1,4 +1,6 @@
-"""A node's calls to the Fleet API of a SuperLink; nearly all use of flwr's internals is in here.
+"""A node's calls to the Fleet API of a SuperLink: it begins a session, and asks for invitations.
+
+It sends nothing but its own state: all that a run is told goes through its lane.
 
 flwr's own connection object ends the process when something fails: it calls `sys.exit`, starts a
 timer that kills the process, and raises SIGINT on a refused heartbeat. This module talks through
@@ -6,24 +8,22 @@ the HTTP client one layer below it, and raises the exceptions of `failures`.
 """
 
 import contextlib
-import json
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Array, Message
+from flwr.app import Message
 
 from fedda import flower
-from fedda.errors import KeyFileError, WireError
+from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS
 
-from .failures import Refused, RunOver, SessionLost, Unreachable, ask, insist
+from .failures import Refused, RunOver, SessionLost, Unreachable, ask
 
 log = logging.getLogger("fedda.client")
 
@@ -34,22 +34,16 @@ WAIT_S = 10  # for how long a server may hold a request for work until there is 
 # Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
 # with a new handshake.
 IDLE_S = 60.0
-MORE, ANY_SIZE = 2, 2**28  # times what came, or bytes, that a message's arrays may have
-
-MostBytes = Callable[[Message], int]
 
 
-class FleetConnection(Protocol):
-    """The members that the resident node needs; the fake server of the tests has them, too."""
+class FleetSession(Protocol):
+    """The members of `Fleet` that `Lanes` needs."""
 
     node_id: int
+    key: ec.EllipticCurvePrivateKey  # of this session: the site's, or one to throw away
     waited: float  # seconds for which the server held the last request for work
 
-    def receive(self) -> tuple[Message, flower.ObjectTree] | None: ...
-
-    def fetch(self, head: Message, tree: flower.ObjectTree) -> Message: ...
-
-    def send(self, reply: Message) -> None: ...
+    def receive(self) -> Message | None: ...
 
 
 class Fleet:
@@ -84,14 +78,14 @@ class Fleet:
         self._on_lost = on_lost
         self._offers = offers
         self._self_registered = key is None
-        private, public = flower.generate_key_pairs() if key is None else (key, key.public_key())
-        self._public = flower.public_key_to_bytes(public)
+        self.key = flower.generate_key_pairs()[0] if key is None else key
+        self._public = flower.public_key_to_bytes(self.key.public_key())
         authorities = not insecure and _authorities(root_certificates)
         self._client = flower.FleetHttpClient(
             f"http{'s' * (not insecure)}://{address}",
             interceptors=[
                 flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                flower.NodeAuthHttpInterceptor(private, public),
+                flower.NodeAuthHttpInterceptor(self.key, self.key.public_key()),
             ],
             verify=authorities,
         )
@@ -99,9 +93,8 @@ class Fleet:
             verify=authorities,
             timeout=self._client._client.timeout,
             limits=httpx.Limits(keepalive_expiry=IDLE_S),
-            # The version of the library is left out. The name tells the server that a node
-            # which asks for a request has none (`server.superlink.book`). A server of Flower's
-            # own does not know `prefer`, and answers at once; so do other calls.
+            # The version of the library is left out. A server of Flower's own does not know
+            # `prefer`, and answers at once; so do other calls.
             headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
             event_hooks={"response": [self._note]},
         )
@@ -116,8 +109,8 @@ class Fleet:
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
 
-    def receive(self) -> tuple[Message, flower.ObjectTree] | None:
-        """Return the next message, still without content, and the tree of its pieces, or None."""
+    def receive(self) -> Message | None:
+        """Return the next message, of which only the metadata come, or None."""
         if self._lost is not None:
             raise self._lost
         self.waited = 0.0
@@ -128,65 +121,16 @@ class Fleet:
         if not answer.messages_list:
             return None
         try:
-            head = flower.message_from_proto(answer.messages_list[0])
-        except ValueError:
-            # flwr does not know this kind of message, so not even a refusal can be built.
+            return flower.message_from_proto(answer.messages_list[0])
+        except ValueError:  # flwr does not know this kind of message
             log.exception("a message cannot be read and is dropped")
             return None
-        return head, answer.message_object_trees[0]
 
     def _note(self, response: httpx.Response) -> None:
         """Note how long the server held a request for work."""
         if (told := response.headers.get("x-fedda-waited")) is not None:
             with contextlib.suppress(ValueError):
                 self.waited = min(float(told), float(WAIT_S))
-
-    def fetch(self, head: Message, tree: flower.ObjectTree) -> Message:
-        """Pull a message's content."""
-        run_id = head.metadata.run_id
-        pull = flower.make_pull_object_fn_protobuf(
-            partial(insist, self._client.PullObject), self._node, run_id
-        )
-        names = [piece.object_id for piece in flower.iterate_object_tree(tree)]
-        try:
-            # By default flwr waits 1 s for a piece that is still being pushed: most of a round.
-            contents = flower.pull_objects(names, pull, initial_backoff=0.01, backoff_cap=0.5)
-        except flower.ObjectPullError as error:
-            raise RunOver from error
-        flower.make_confirm_message_received_fn_protobuf(
-            partial(insist, self._client.ConfirmMessageReceived), self._node, run_id
-        )(head.metadata.message_id)
-        if any(flower.get_object_id(content) != name for name, content in contents.items()):
-            raise WireError("A piece of a request is not what its name says.")
-        _check_size(tree, contents)
-        message = flower.inflate_object_from_contents(tree.object_id, contents)
-        if not isinstance(message, Message):
-            raise RunOver
-        message.metadata.__dict__["_message_id"] = tree.object_id
-        return message
-
-    def send(self, reply: Message) -> None:
-        """Push a reply; pushing the same reply twice is harmless."""
-        run_id = reply.metadata.run_id
-        with flower.no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            head = flower.remove_content_from_message(reply) if reply.has_content() else reply
-            answer = ask(
-                self._client.PushMessages,
-                fleet.PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[flower.message_to_proto(head)],
-                    message_object_trees=[flower.get_object_tree(reply)],
-                ),
-            )
-            push = flower.make_push_object_fn_protobuf(
-                partial(insist, self._client.PushObject), self._node, run_id, answer.session_id
-            )
-            pieces, wanted = flower.get_all_nested_objects(reply), set(answer.objects_to_push)
-            try:
-                flower.push_objects(pieces, push, object_ids_to_push=wanted)
-            except flower.ObjectPushError as error:
-                raise RunOver from error
 
     def close(self) -> None:
         """End the session, so that the server does not wait for this node until it times out."""
@@ -265,22 +209,6 @@ class Fleet:
     def _quietly(self, call: Callable[[Any], object], request: object) -> None:
         with contextlib.suppress(Unreachable, SessionLost, RunOver, KeyFileError, RuntimeError):
             ask(call, request)
-
-
-def _check_size(tree: flower.ObjectTree, contents: Mapping[str, bytes]) -> None:
-    """Refuse a message that fills memory: an array can name one piece a million times.
-
-    Raises:
-        WireError: its arrays are much larger than what came.
-    """
-    size, came = 0, sum(map(len, contents.values()))
-    for array in (a for r in tree.children for record in r.children for a in record.children):
-        content = contents[array.object_id]
-        names = flower.get_object_children_ids_from_object_content(content)
-        places = json.loads(flower.get_object_body(content, Array))["arraychunk_ids"]
-        size += sum(len(contents[names[place]]) for place in places)
-    if size > max(MORE * came, ANY_SIZE):
-        raise WireError(f"A request of {came:,} bytes has {size:,} bytes of arrays.")
 
 
 def _authorities(certificate: bytes | None) -> ssl.SSLContext:

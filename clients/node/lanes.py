@@ -1,11 +1,10 @@
-"""A site's lanes: one stream to each run that invited it, beside Flower's messages.
+"""A site's lanes: one stream to each run that invited it.
 
-`Lanes` stands between the node and its session at the server. One thread asks the server for
-messages and opens a stream for each invitation; every stream has a thread, which connects again
-when the connection breaks. The node gets all requests from one queue, one at a time.
+One thread asks the server for invitations and opens a stream for each; every stream has a thread,
+which connects again when the connection breaks. The node gets all requests from one queue, one at a
+time. A message that is no invitation is dropped: a site serves no request that Flower brings.
 """
 
-import contextlib
 import itertools
 import logging
 import queue
@@ -15,19 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Message
 
-from fedda.errors import FeddaError, WireError, code_of
-from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
+from fedda.errors import WireError
+from fedda.flower import SUPERLINK_NODE_ID
 from fedda.lane import invitation
 from fedda.lane.dialer import Dialer
 from fedda.lane.invitation import LaneInvitation
 from fedda.lane.lane_end import Ended, LaneEnd
 from fedda.lane.parcels import Incoming
 
-from .failures import RunOver, Unreachable
-from .fleet import FleetConnection, MostBytes
+from .failures import RunOver
+from .fleet import FleetSession
 from .patience import OnEvent, persist
+
+FLOWERS = "a run with run.transport=flower needs `fedda-client --stock`"
 
 log = logging.getLogger("fedda.client")
 
@@ -35,6 +36,9 @@ GONE_S = 60.0  # a run that cannot be reached for so long is over
 LOOK_S = 1.0  # seconds for which the node waits for a request
 UNCLEAR = 2**28  # bytes that a request may have whose settings do not say how many it may
 MOST_LANES = 64
+PAUSE_S, POLL_S = 0.05, 0.5  # between two looks, if the server holds requests for work or not
+
+MostBytes = Callable[[Message], int]
 
 
 class Lane:
@@ -144,12 +148,11 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of a node; with a session at the server it is a `FleetConnection`."""
+    """All lanes of a node."""
 
     def __init__(
         self,
         address: str,
-        key: ec.EllipticCurvePrivateKey | None,
         tell: OnEvent,
         most_bytes: MostBytes | None = None,
     ) -> None:
@@ -157,48 +160,44 @@ class Lanes:
 
         Args:
             address: host:port of the server that this site dials; no lane leads elsewhere.
-            key: the node's, which signs for each lane; None: the node has none.
             tell: called with (kind, sentence) for everything that a user may want to see.
             most_bytes: how many bytes the arrays of a request may have, by all else that it says.
         """
-        self._address, self._key, self._tell = address, key, tell
+        self._address, self._tell = address, tell
         self._most_bytes = most_bytes or (lambda _: UNCLEAR)
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._lanes: dict[str, Lane] = {}
         self._mine: dict[str, tuple[Lane, float]] = {}  # requests of lanes, and until when
         self._last: tuple[Lane, Incoming] | None = None  # the request that the node works on
-        self._fleet: FleetConnection | None = None
         self._session = itertools.count()
         self._now = -1
-        self._free = threading.Event()  # the node has done what Flower's messages asked for
-        self.node_id, self.waited = 0, 0.0
+        self.node_id = 0
 
-    def over(self, fleet: FleetConnection) -> "Lanes":
+    def over(self, fleet: FleetSession) -> None:
         """Take a new session at the server; lanes go on, unless the node is another now."""
         if self.node_id not in (0, fleet.node_id):
             self.close()
-        self._fleet, self.node_id, self._now = fleet, fleet.node_id, next(self._session)
+        self.node_id, self._now = fleet.node_id, next(self._session)
         about = (fleet, self._now)
         threading.Thread(target=self._poll, args=about, name="messages", daemon=True).start()
-        return self
 
-    def receive(self) -> tuple[Message, Any] | None:
-        """The next request, of any lane or by Flower's messages; its arrays come with `fetch`."""
-        self._free.set()
+    def receive(self) -> tuple[Message, Incoming] | None:
+        """The next request, of any lane; its arrays come with `fetch`.
+
+        Raises:
+            SessionLost: the server forgot this node.
+        """
         if self._last is not None:
             self._last[0].settle(self._last[1])
-        began, self._last = time.monotonic(), None
+        self._last = None
         try:
             lane, found = self._requests.get(timeout=LOOK_S)
         except queue.Empty:
-            self.waited = time.monotonic() - began
             return None
-        if isinstance(lane, int):  # of a session
-            if lane != self._now:
-                return None
-            if isinstance(found, Exception):
+        if isinstance(lane, int):  # why a session has ended
+            if lane == self._now:
                 raise found
-            return found
+            return None
         if lane.over:
             return None
         meta = found.head.metadata
@@ -211,29 +210,30 @@ class Lanes:
             return None
         return found.head, found
 
-    def fetch(self, head: Message, tree: Any) -> Message:
-        """A request with its arrays."""
-        if not isinstance(tree, Incoming):
-            assert self._fleet is not None
-            return self._fleet.fetch(head, tree)
-        lane, ends = self._mine[tree.name]
-        most = self._most_bytes(tree.message(empty=True)) or UNCLEAR if tree.size else 0
-        keeps = tree.size <= most
-        message = lane.fetch(tree, keeps, ends)
+    def fetch(self, incoming: Incoming) -> Message:
+        """A request with its arrays.
+
+        Raises:
+            RunOver: the run is over, or waits no longer.
+            WireError: it is larger than a request of such settings may be.
+        """
+        lane, ends = self._mine[incoming.name]
+        most = self._most_bytes(incoming.message(empty=True)) or UNCLEAR if incoming.size else 0
+        message = lane.fetch(incoming, incoming.size <= most, ends)
         if message is None:
             raise WireError(
-                f"A request has {tree.size:,} bytes of arrays, but the run's model and settings "
-                f"leave it {most:,}."
+                f"A request has {incoming.size:,} bytes of arrays, but the run's model and "
+                f"settings leave it {most:,}."
             )
         return message
 
     def send(self, reply: Message) -> None:
-        """Send a reply on the way on which its request came."""
-        lane, ends = self._mine.get(reply.metadata.reply_to_message_id, (None, 0.0))
-        if lane is None:
-            assert self._fleet is not None
-            self._fleet.send(reply)
-            return
+        """Send a reply on the lane on which its request came.
+
+        Raises:
+            RunOver: the run is over, or waits no longer.
+        """
+        lane, ends = self._mine[reply.metadata.reply_to_message_id]
         lane.send(reply, ends)
 
     def close(self) -> None:
@@ -242,55 +242,41 @@ class Lanes:
             lane.close()
         self._lanes = {}
 
-    # ---- the thread that asks the server for messages ------------------------------------------
+    # ---- the thread that asks the server for invitations ---------------------------------------
 
-    def _poll(self, fleet: FleetConnection, session: int) -> None:
+    def _poll(self, fleet: FleetSession, session: int) -> None:
         while session == self._now:
             try:
-                received = persist(fleet.receive, self._tell)
-                if received is None:
-                    time.sleep(0.05 if fleet.waited else 0.5)
-                    continue
-                head, tree = received
-                if head.metadata.message_type == invitation.KIND:
-                    self._invited(fleet, head, tree)
-                    continue
-                self._free.clear()
-                self._requests.put((session, received))
-                self._free.wait()
+                asked = time.monotonic()
+                message = persist(fleet.receive, self._tell)
+                if message is None:
+                    # A slow answer means a busy server, unless it only held the request.
+                    pause = 2 * (time.monotonic() - asked - fleet.waited)
+                    time.sleep(max(pause, PAUSE_S if fleet.waited else POLL_S))
+                else:
+                    self._invited(message, fleet.key)
             except Exception as error:
                 self._requests.put((session, error))
                 return
 
-    def _invited(self, fleet: FleetConnection, head: Message, tree: ObjectTree) -> None:
-        """Open the stream of a run that invites this site, and answer."""
-        meta = head.metadata
+    def _invited(self, message: Message, key: ec.EllipticCurvePrivateKey) -> None:
+        """Open the stream of a run that invites this site."""
+        meta = message.metadata
         if meta.src_node_id != SUPERLINK_NODE_ID:
-            self._tell("refused", f"an invitation of node {meta.src_node_id}, not of the server")
-            return
-        ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
-        reply = Message(RecordDict(), reply_to=head)
-        try:
-            message = persist(lambda: fleet.fetch(head, tree), self._tell, ends)
-            table = message.content.get(invitation.TABLE)
-            invited = LaneInvitation.parse(table if isinstance(table, ConfigRecord) else {})
-            self._open(invited)
-        except FeddaError as error:
-            log.error("%s", error)
-            code = code_of(error)
-            reply = Message(Error(int(code), code.public), reply_to=head)
-        except (RunOver, Unreachable):
-            return
-        with contextlib.suppress(RunOver, Unreachable):
-            persist(lambda: fleet.send(reply), self._tell, ends)
+            self._tell("refused", f"a message of node {meta.src_node_id}, not of the server")
+        elif meta.message_type != invitation.KIND:
+            self._tell("refused", f"a message that is no invitation of fedda's; {FLOWERS}")
+        else:
+            try:
+                self._open(LaneInvitation.parse(meta.group_id), key)
+            except WireError as error:
+                self._tell("refused", str(error))
 
-    def _open(self, invited: LaneInvitation) -> None:
+    def _open(self, invited: LaneInvitation, key: ec.EllipticCurvePrivateKey) -> None:
         self._lanes = {n: lane for n, lane in self._lanes.items() if not lane.over}
         if invited.name in self._lanes:
             return
         if len(self._lanes) >= MOST_LANES:
             raise WireError(f"This site serves {MOST_LANES} runs already, which is as many as may.")
-        signature = ""
-        if self._key is not None:
-            signature = invitation.sign(self._key, invited.claim(self.node_id))
+        signature = invitation.sign(key, invited.claim(self.node_id))
         self._lanes[invited.name] = Lane(invited, self._address, signature, self._requests)

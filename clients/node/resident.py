@@ -1,9 +1,8 @@
-"""The resident node: one process that holds a site's data and answers a SuperLink's messages.
+"""The resident node: one process that holds a site's data and answers the requests of runs.
 
 It runs only the ClientApp that the site installed itself. A program that the server sends with a
-run is neither fetched nor executed. Only the server's own requests are served: messages of other
-nodes are dropped, and other kinds than train, evaluate and query are refused. The text of an
-exception never leaves the site, only an error code with its fixed wording.
+run is neither fetched nor executed. Other kinds of requests than train, evaluate and query are
+refused. The text of an exception never leaves the site, only an error code with its fixed wording.
 """
 
 import logging
@@ -19,24 +18,20 @@ from pathlib import Path
 from flwr.app import Context, Error, Message, RecordDict
 
 from fedda import __version__
-from fedda.errors import Code, KeyFileError, code_of
-from fedda.flower import SUPERLINK_NODE_ID, ObjectTree
+from fedda.errors import Code, code_of
+from fedda.lane.parcels import Incoming
 from fedda.ops import certificate, keys, refusal
 
-from .failures import RunOver, SessionLost, Unreachable
-from .fleet import Fleet, FleetConnection, MostBytes
+from .failures import RunOver, SessionLost
+from .fleet import Fleet
 from .interrupt import Interrupt
-from .lanes import Lanes
-from .patience import OnEvent, join, persist
-from .unfinished import Unfinished
+from .lanes import Lanes, MostBytes
+from .patience import OnEvent, join
 
 log = logging.getLogger("fedda.client")
 
 KINDS = ("train", "evaluate", "query")
 RUNS_KEPT = 8
-CONNECTION_ERRORS = (RunOver, Unreachable, SessionLost, KeyFileError)
-IDLE_POLL_S = 0.5
-BUSY_FOR_S = 10.0
 PATIENCE_S = 120.0
 
 Value = bool | int | float | str
@@ -86,7 +81,7 @@ class Resident:
             return self._refused(Code.EXPIRED, head)
         try:
             message = fetch()
-        except CONNECTION_ERRORS:
+        except RunOver:
             raise
         except Exception:
             log.exception("a %s request cannot be read (run %d)", kind, meta.run_id)
@@ -153,7 +148,6 @@ def serve(
     root_certificates: Path | None = None,
     key: Path | None = None,
     insecure: bool = False,
-    poll: float = 0.05,
     on_event: OnEvent | None = None,
     on_refusal: OnRefusal | None = None,
     state: Path | None = None,
@@ -170,7 +164,6 @@ def serve(
         root_certificates: the authority's ca.crt; None means the system's authorities.
         key: the site's private key; None joins without a key, if the server allows that.
         insecure: plain HTTP, for development on one machine.
-        poll: seconds between two requests for messages while a run is going on.
         on_event: called with (kind, sentence) for everything that a user may want to see.
         on_refusal: called with each message that is refused without the app, and with the refusal.
         state: a folder of this node alone. With it a node that was killed can join again at once;
@@ -193,7 +186,6 @@ def serve(
     private = None if key is None else keys.load_node_key(key)
     remembers = state is not None and key is not None
     id_file = state / "node-id" if state is not None and remembers else None
-    unfinished = Unfinished(state / "unfinished" if state is not None and remembers else None)
     known_as, again = _read_id(id_file), False
     named = {key: str(node_config.get(key, "")) for key in ("role", "name")}
     offers = refusal.offers(**named, version=__version__) if named["role"] else ""
@@ -209,19 +201,18 @@ def serve(
             offers=offers,
         )
 
-    lanes = Lanes(superlink, private, tell, most_bytes)
+    lanes = Lanes(superlink, tell, most_bytes)
     with _signals(), Interrupt() as interrupt:
         try:
             while True:
                 session = join(connect, superlink, tell, patience, again, proxy)
-                connection = lanes.over(session)
                 try:
-                    known_as, again = connection.node_id, True
+                    known_as, again = session.node_id, True
                     if id_file is not None:
-                        id_file.write_text(str(connection.node_id))
-                    tell("connected", f"to {superlink} as node {connection.node_id}")
-                    excuse(unfinished, connection, tell, on_refusal)
-                    work(resident, connection, poll, unfinished, interrupt)
+                        id_file.write_text(str(session.node_id))
+                    tell("connected", f"to {superlink} as node {session.node_id}")
+                    lanes.over(session)
+                    work(resident, lanes, interrupt)
                 except SessionLost:
                     tell("lost", f"{superlink} does not know this session any more; joining again")
                 finally:
@@ -232,104 +223,42 @@ def serve(
             lanes.close()
 
 
-def excuse(
-    unfinished: Unfinished,
-    connection: FleetConnection,
-    tell: OnEvent,
-    on_refusal: OnRefusal | None = None,
-) -> None:
-    """Tell the server about a request that an earlier process or session did not answer.
-
-    Raises:
-        SessionLost: the server forgot this node.
-    """
-    head = unfinished.head()
-    if head is not None and head.metadata.dst_node_id == connection.node_id:
-        meta = head.metadata
-        ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
-        reply = failure(Code.RESTARTED, head)
-        if on_refusal is not None:
-            on_refusal(head, reply)
-        try:
-            persist(lambda: connection.send(reply), tell, ends)
-            tell("failed", f"{meta.message_type} for run {meta.run_id}: {Code.RESTARTED.public}")
-        except (RunOver, Unreachable):
-            pass  # the run has ended, the request has expired, or it was answered after all
-    unfinished.end()
-
-
-def work(
-    resident: Resident,
-    connection: FleetConnection,
-    poll: float,
-    unfinished: Unfinished | None = None,
-    interrupt: Interrupt | None = None,
-) -> None:
-    """Pull messages, answer them and push the replies, without end.
+def work(resident: Resident, lanes: Lanes, interrupt: Interrupt | None = None) -> None:
+    """Take requests, answer them and send the replies, without end.
 
     Args:
-        resident: answers the messages.
-        connection: the session at the server.
-        poll: seconds between two requests for messages while a run is going on.
-        unfinished: remembers the request that is being worked on.
+        resident: answers the requests.
+        lanes: bring them.
         interrupt: ends the work when the session is lost.
 
     Raises:
         SessionLost: the server forgot this node.
     """
-    unfinished, interrupt = unfinished or Unfinished(), interrupt or Interrupt()
-    last_message = time.monotonic()
-
+    interrupt = interrupt or Interrupt()
     while True:
-        asked = time.monotonic()
-        received = persist(connection.receive, resident.tell)
-        if received is None:
-            now = time.monotonic()
-            # A slow answer means a busy server, unless it only held the request: a node keeps it
-            # busy at most a third of the time.
-            pause = max(poll, 2 * (now - asked - connection.waited))
-            # There is no need to ask less often when idle if the server holds requests.
-            busy = connection.waited > 0 or now - last_message < BUSY_FOR_S
-            time.sleep(pause if busy else max(pause, IDLE_POLL_S))
+        if (received := lanes.receive()) is None:
             continue
-        last_message = time.monotonic()
-        head, tree = received
-        meta = head.metadata
-        if meta.src_node_id != SUPERLINK_NODE_ID or meta.reply_to_message_id:
-            resident.tell("refused", f"a message of node {meta.src_node_id}, not of the server")
-            continue
-        unfinished.begin(head)
         with interrupt.working():
-            _exchange(resident, connection, head, tree)
-        unfinished.end()
-        last_message = time.monotonic()
+            _exchange(resident, lanes, *received)
 
 
-def _exchange(
-    resident: Resident, connection: FleetConnection, head: Message, tree: ObjectTree
-) -> None:
-    """Fetch one message, answer it and send the reply; give up when the server stops waiting."""
+def _exchange(resident: Resident, lanes: Lanes, head: Message, incoming: Incoming) -> None:
+    """Answer one request and send the reply; give up when the run stops waiting."""
     meta = head.metadata
-    ends = time.monotonic() + max(0.0, meta.created_at + meta.ttl - time.time())
     began = time.monotonic()
     resident.tell("work", f"{meta.message_type} for run {meta.run_id}")
     try:
-        reply = resident.answer(
-            head,
-            lambda: persist(lambda: connection.fetch(head, tree), resident.tell, ends),
-            connection.node_id,
-        )
+        reply = resident.answer(head, lambda: lanes.fetch(incoming), lanes.node_id)
         seconds = time.monotonic() - began
         try:
-            persist(lambda: connection.send(reply), resident.tell, ends)
-        except CONNECTION_ERRORS:
+            lanes.send(reply)
+        except RunOver:
             raise
         except Exception:
             log.exception("the reply to %s cannot be sent", meta.message_type)
-            error = failure(Code.INTERNAL, head)
-            persist(lambda: connection.send(error), resident.tell, ends)
+            lanes.send(failure(Code.INTERNAL, head))
         resident.tell("done", f"{meta.message_type} for run {meta.run_id} in {seconds:.2f} s")
-    except (RunOver, Unreachable):
+    except RunOver:
         resident.tell("dropped", f"{meta.message_type}: run {meta.run_id} no longer waits for it")
 
 

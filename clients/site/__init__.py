@@ -1,4 +1,4 @@
-"""What a site has with every method: data and models in memory, files on its disk, and its doors.
+"""What a site has with every method: data and models in memory, files on its disk, its boundary.
 
 memory         its data, its models and their optimizers, and what stays from round to round
 blocks         how it divides its images, so that no server can single one out
@@ -9,7 +9,7 @@ state          the files that outlive a restart
 notes          its notes about a training, which stay at the site
 before_after   a picture of these notes
 request        what it is asked, read from a message
-doors          what may come in and what may leave: every request and every reply
+boundary       what may come in and what may leave: every request and every reply
 crafted        refuses models that were made to read images
 leaving        how its model leaves: as it is, under masks, or sealed
 sealed         models that only the target reads

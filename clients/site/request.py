@@ -1,12 +1,9 @@
-"""A training or evaluation request to a site, read from what Flower gives a client."""
+"""A training or evaluation request to a site, read from the tables and arrays of a message."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from fedda.config import LazyConfig, validate
 from fedda.errors import WireError
@@ -14,11 +11,9 @@ from fedda.exchange import Group, Invitation
 from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
 from fedda.settings import Task
-from fedda.wire import ANSWERS, Manifest, Packed, Part
+from fedda.wire import Manifest, Packed, Part
 
 Numbers = dict[str, Any]
-MANIFESTS = "manifests"  # the key under which the layouts of the arrays travel beside them
-TABLES = ("task", "step", "exchange")  # of a request; in one flat table their keys are `step.round`
 HEADING = ("round", "phase", "hop", "part", "final")  # of a request; the last only in such a round
 
 
@@ -112,18 +107,6 @@ class Request:
         assert request.contract  # raises WireError if there is none
         return request
 
-    @classmethod
-    def read(cls, parameters: Sequence[np.ndarray], config: Mapping[str, Any]) -> "Request":
-        """Make a request from what Flower gives a NumPyClient; see `flat`. Nothing is copied.
-
-        Raises:
-            WireError: the arrays do not fit their layouts, or `make` raises.
-            ConfigError: a setting of the task is invalid.
-        """
-        tables = {name: _under(name, config) for name in TABLES}
-        arrays = unflat(parameters, dict(config))
-        return cls.make(tables["task"], tables["step"], arrays, tables["exchange"] or None)
-
     @property
     def is_test(self) -> bool:
         """Whether the target is to test the model, and nobody trains it."""
@@ -181,51 +164,3 @@ class Request:
         if type(steps) is not int or steps < 1:
             raise WireError("The request has no whole number of steps; it needs 1 or more.")
         return steps
-
-
-def flat(
-    arrays: Mapping[str, Packed], tables: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[np.ndarray], Numbers]:
-    """Lay a request or reply out as a NumPyClient takes it -> flat arrays, one flat table.
-
-    Args:
-        arrays: packed arrays by name; they are not copied.
-        tables: those of a request; `kept` is none of them.
-    """
-    config = {f"{name}.{k}": v for name in TABLES for k, v in tables.get(name, {}).items()}
-    config[MANIFESTS] = json.dumps([[n, p.manifest.text] for n, p in arrays.items()])
-    return [np.frombuffer(p.buffer, np.uint8) for p in arrays.values()], config
-
-
-def scalars(numbers: Numbers) -> Numbers:
-    """Numbers as a NumPyClient gives them: tables, which Flower does not take, as texts."""
-    return {n: json.dumps(v) if isinstance(v, list) else v for n, v in numbers.items()}
-
-
-def unflat(parameters: Sequence[np.ndarray], table: Numbers) -> dict[str, Packed]:
-    """Read the arrays that `flat` laid out, and take their layouts out of the table.
-
-    Its texts by `scalars` become tables again.
-
-    Raises:
-        WireError: the arrays do not fit their layouts.
-    """
-    try:
-        table |= {name: json.loads(str(table[name])) for name in ANSWERS & {*table}}
-        layouts = [(str(n), str(text)) for n, text in json.loads(str(table.pop(MANIFESTS, "[]")))]
-        buffers = [_buffer(array) for array in parameters]
-        pairs = zip(layouts, buffers, strict=True)
-        return {name: Packed(Manifest.parse(text), buffer) for (name, text), buffer in pairs}
-    except (TypeError, ValueError):
-        raise WireError("A message's arrays do not fit the layouts that came with them.") from None
-
-
-def _buffer(array: np.ndarray) -> bytes | memoryview:
-    """The bytes of a flat array: those that it is a view of, if they are no more."""
-    base = array.base
-    return base if isinstance(base, bytes) and len(base) == array.nbytes else array.data
-
-
-def _under(name: str, config: Mapping[str, Any]) -> Numbers:
-    """The table of this name in a flat one."""
-    return {k.removeprefix(f"{name}."): v for k, v in config.items() if k.startswith(f"{name}.")}

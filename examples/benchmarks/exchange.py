@@ -1,4 +1,4 @@
-"""Syncs per second of the exchange, beside a bare gRPC echo and beside Flower's messages.
+"""Syncs per second of the exchange, beside a bare gRPC echo.
 
     python examples/benchmarks/exchange.py
 
@@ -21,9 +21,6 @@ come back, and sends again; nothing is read, checked or added.
     slowdown_8_over_2        1 kB syncs per second: with two participants / with eight
     memory_growth_mb         growth of this process, the server, in resident memory: from the first
                              tenth of --memory-syncs to the last of them
-    resident_per_s           the same sync of two sites by Flower messages, with fedda-client: one
-                             wave of training messages, less the sites' own work
-    stock_per_s              the same with Flower's own SuperNode
     load_before              the machine's load average when the benchmark began
 
 An echo has less to do than a sync. The server has a gradient of every participant to receive and a
@@ -36,7 +33,7 @@ which leaves the rest to the change of threads. A large one has the SHA-256 of e
 for the audit log, about 0.5 ms per MB at the site and at the server, while frames travel; checks,
 sum and copies take about 0.02 ms each.
 
-All figures but the last four are medians of --repeats, with exchange and echoes measured in turn; a
+All figures but the last two are medians of --repeats, with exchange and echoes measured in turn; a
 share is the median of the repeats' shares. The last line of the output is one JSON object with
 these keys.
 
@@ -257,16 +254,6 @@ def growth(count: int) -> float:
         return resident() - first
 
 
-def by_flower(folder: Path, app: Path, rounds: int, *, stock: bool) -> float:
-    """Waves of training messages per second, two sites and a tiny model."""
-    sites = live.domains(folder / "data", 2)
-    options = {name: ["--stock"] for name in sites} if stock else None
-    with live.Served(folder / "server", sites, client_options=options) as deployment:
-        settings = {"method": "fedavg", "rounds": rounds + live.WARM_UP + 1} | live.mlp(0.01)
-        measured = live.run(deployment, app, "waves", settings)
-    return 1 / statistics.median(wave.overhead for wave in measured.per_wave("train"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -278,9 +265,6 @@ def main() -> None:
     parser.add_argument(
         "--memory-syncs", type=int, default=100_000, help="to measure memory growth; 0: skip it"
     )
-    parser.add_argument("--skip-flower", action="store_true", help="skip Flower's messages")
-    parser.add_argument("--flower-rounds", type=int, default=10, help="with fedda-client")
-    parser.add_argument("--stock-rounds", type=int, default=3, help="with Flower's SuperNode")
     methods = parser.add_argument_group("with --table methods")
     methods.add_argument("--sources", type=int, default=3)
     methods.add_argument("--images", type=int, default=1024, help="of noise, at every site")
@@ -309,13 +293,6 @@ def main() -> None:
     if args.memory_syncs:
         figures["memory_growth_mb"] = round(growth(args.memory_syncs), 2)
         live.say(f"memory grew by {figures['memory_growth_mb']} MB over {args.memory_syncs} syncs")
-    if not args.skip_flower:
-        with tempfile.TemporaryDirectory() as scratch:
-            app = live.stage(Path(scratch) / "app")
-            for name, rounds in (("resident", args.flower_rounds), ("stock", args.stock_rounds)):
-                live.say(f"the same by Flower messages, {name}")
-                waves = by_flower(Path(scratch) / name, app, rounds, stock=name == "stock")
-                figures[f"{name}_per_s"] = round(waves, 3)
     print(json.dumps(figures))
 
 

@@ -16,8 +16,6 @@ sites' own work.
     resident_frozen_s      a whole round of a ResNet-18 of which only a bottleneck learns
     frozen_mb              the size of what travels of it, in megabytes
     frozen_whole_mb        the size of all of it
-    stock_tiny_s           a round with Flower's own SuperNodes (`fedda-client --stock`)
-    stock_tiny_wave_s      each wave of such a round: train, evaluate
     model_mb               the size of the large model, in megabytes
 
 The sites' own work is the time that they report as `seconds`: loading the received model, training
@@ -65,9 +63,6 @@ def main() -> None:
     parser.add_argument(
         "--frozen-rounds", type=int, default=8, help="with the frozen ResNet-18; 0: skip it"
     )
-    parser.add_argument(
-        "--stock-rounds", type=int, default=3, help="with Flower's SuperNode; 0: skip it"
-    )
     args = parser.parse_args()
 
     figures: dict[str, object] = {}
@@ -96,14 +91,6 @@ def main() -> None:
         if args.frozen_rounds:
             live.say("starting a server and resident clients with images")
             figures |= frozen(folder, app, args)
-        if args.stock_rounds:
-            live.say("starting a server and Flower's own SuperNodes")
-            stock = {name: ["--stock"] for name in sites}
-            flower = tiny(args.stock_rounds) | {"run.transport": "flower"}
-            with live.Served(folder / "stock", sites, client_options=stock) as deployment:
-                measured = live.run(deployment, app, "stock", flower)
-                figures["stock_tiny_s"] = round(measured.overhead(), 3)
-                figures["stock_tiny_wave_s"] = waves(measured)
     figures["load_before"] = round(load, 2)
     print(json.dumps(figures))
 

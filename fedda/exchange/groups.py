@@ -24,7 +24,6 @@ MAX_GROUPS = 10_000
 MAX_TEXT = 255  # characters of a name
 KEYS = "keys"  # the group in which members of masked groups agree on keys; no layout has this name
 MAX_WAIT = 7 * 24 * 3600.0
-FIELDS = {"name", "certificate", "ticket", "node", "groups", "wait", "rejoin"}
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ class Invitation:
         name: of the run's lanes; empty: the session is inside this process.
         certificate: the only one that the site accepts, in PEM; empty inside this process.
         ticket: 64 hexadecimal digits that only this site and the run's program know.
+        port: of the run's own, at the server's host; 0: the one that the site dials anyway.
         node: the site's name.
         groups: those that it is a member of.
         wait: seconds after which a site that hears nothing gives up.
@@ -103,11 +103,12 @@ class Invitation:
     groups: tuple[Group, ...]
     wait: float
     rejoin: float = 0.0
+    port: int = 0
 
     @property
     def lane(self) -> LaneInvitation:
         """The lane on which gradients and sums travel."""
-        return LaneInvitation(self.name, self.certificate, self.ticket)
+        return LaneInvitation(self.name, self.certificate, self.ticket, self.port)
 
     def flat(self) -> dict[str, str | int | float]:
         """The invitation as the record of a Flower message."""
@@ -116,6 +117,7 @@ class Invitation:
             "name": self.name,
             "certificate": self.certificate,
             "ticket": self.ticket,
+            "port": self.port,
             "node": self.node,
             "groups": json.dumps(groups, separators=(",", ":")),
             "wait": self.wait,
@@ -131,13 +133,11 @@ class Invitation:
         """
         try:
             fields: dict[str, Any] = dict(flat)
-            if set(fields) != FIELDS:
-                raise ValueError
             groups = tuple(_group(*entry) for entry in json.loads(fields["groups"]))
             fields["groups"] = check_groups(groups)
             invitation = cls(**fields)
             invitation._check()
-        except (ValueError, TypeError, RecursionError, ExchangeError, WireError):
+        except (KeyError, ValueError, TypeError, RecursionError, ExchangeError):
             raise WireError(
                 "The invitation to the exchange cannot be read: server and site need the same "
                 "version of fedda."
@@ -145,8 +145,8 @@ class Invitation:
         return invitation
 
     def _check(self) -> None:
-        if self.name or self.certificate:
-            LaneInvitation.parse(self.lane.flat())
+        if self.name or self.certificate or self.port != 0:
+            self.lane.check()
         seconds = (self.wait, self.rejoin)
         valid = (
             type(self.ticket) is str

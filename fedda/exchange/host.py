@@ -77,7 +77,7 @@ class RemoteSession(Session):
         """Invite a meeting's sites to lanes, which end with the session if they are its own."""
         super().__init__(meeting)
         self._lanes, self._own = lanes, own
-        self.invitations = invite(meeting, lanes.name, lanes.certificate)
+        self.invitations = invite(meeting, lanes.name, lanes.certificate, lanes.port)
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         # By site, from the arrival of a frame until it is counted.

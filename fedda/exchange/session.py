@@ -76,7 +76,9 @@ class Session(ABC):
             self._meeting.end("The server closed the exchange before its last sync.")
 
 
-def invite(meeting: Meeting, name: str = "", certificate: str = "") -> dict[str, Invitation]:
+def invite(
+    meeting: Meeting, name: str = "", certificate: str = "", port: int = 0
+) -> dict[str, Invitation]:
     """An invitation for every site of a meeting, each with its own ticket."""
     # The longest that a sum can take within the rules, and 10 s for the frames' way.
     longest = math.fsum([meeting.join, meeting.wait, 2 * meeting.rejoin, 10.0])
@@ -90,6 +92,7 @@ def invite(meeting: Meeting, name: str = "", certificate: str = "") -> dict[str,
             groups=tuple(sums.group for sums in meeting.sums_of(site)),
             wait=patience,
             rejoin=min(meeting.rejoin, MAX_WAIT),
+            port=port,
         )
         for site in meeting.sites
     }

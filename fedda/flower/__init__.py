@@ -25,7 +25,7 @@ OF_THE_SERVER = ("flwr.cli.build", "flwr.superlink.main")  # what a server impor
 TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no such layer
 
 if TYPE_CHECKING:
-    from flwr.app.message import make_message, remove_content_from_message
+    from flwr.app.message import make_message
     from flwr.app.metadata import Metadata
     from flwr.cli.archive_utils import safe_extract_zip
     from flwr.cli.build import build_fab_from_disk
@@ -41,30 +41,15 @@ if TYPE_CHECKING:
         TRANSPORT_TYPE_GRPC_RERE,
         ErrorCode,
     )
-    from flwr.common.serde import (
-        fab_to_proto,
-        message_from_proto,
-        message_to_proto,
-        user_config_to_proto,
-    )
+    from flwr.common.serde import fab_to_proto, message_from_proto, user_config_to_proto
     from flwr.compat.common.recorddict_compat import (
         evaluateins_to_recorddict,
         fitins_to_recorddict,
         recorddict_to_evaluateres,
         recorddict_to_fitres,
     )
-    from flwr.proto import (
-        control_pb2,
-        fab_pb2,
-        fleet_pb2,
-        heartbeat_pb2,
-        message_pb2,
-        node_pb2,
-        recorddict_pb2,
-        run_pb2,
-    )
+    from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-    from flwr.proto.message_pb2 import ObjectTree
     from flwr.proto.node_pb2 import Node
     from flwr.supercore.constant import (
         FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -76,27 +61,6 @@ if TYPE_CHECKING:
     from flwr.supercore.date import now
     from flwr.supercore.error import ApiErrorCode, FlowerError
     from flwr.supercore.fab import Fab
-    from flwr.supercore.inflatable.inflatable_object import (
-        get_all_nested_objects,
-        get_object_body,
-        get_object_children_ids_from_object_content,
-        get_object_id,
-        get_object_tree,
-        iterate_object_tree,
-        no_object_id_recompute,
-    )
-    from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-        make_confirm_message_received_fn_protobuf,
-        make_pull_object_fn_protobuf,
-        make_push_object_fn_protobuf,
-    )
-    from flwr.supercore.inflatable.inflatable_utils import (
-        ObjectPullError,
-        ObjectPushError,
-        inflate_object_from_contents,
-        pull_objects,
-        push_objects,
-    )
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import (
         bytes_to_public_key,

@@ -10,6 +10,7 @@ import grpc
 
 from fedda.errors import ExchangeError, WireError
 from fedda.ops import proxies
+from fedda.ops.address import Address
 from fedda.ops.address import address as parsed
 
 from . import invitation, parcels, tls
@@ -57,9 +58,15 @@ class Dialer:
         self._line, self._invited, self._gone = line, invited, gone
         self._patience, self._signature = patience, signature
         local = address.startswith(LOCAL)
-        self._address = f"{address}/{invited.name}" if local else address
         self._options = [*OPTIONS, ("grpc.ssl_target_name_override", invited.name)]
-        self._options.append(("grpc.enable_http_proxy", 0) if local else _way(address))
+        if local:
+            self._address = f"{address}/{invited.name}"
+            self._options.append(("grpc.enable_http_proxy", 0))
+        else:
+            dialled = parsed(address)
+            at = Address(dialled.host, invited.port or dialled.port)
+            self._address = str(at)
+            self._options.append(_way(at))
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=invited.name, daemon=True)
         self._thread.start()
@@ -123,7 +130,7 @@ class Dialer:
         return was, cause
 
 
-def _way(address: str) -> tuple[str, Any]:
+def _way(address: Address) -> tuple[str, Any]:
     """The proxy through which Flower's messages go, too; gRPC would know fewer variables."""
-    proxy = proxies.proxy_as_named(parsed(address), tls=True)
+    proxy = proxies.proxy_as_named(address, tls=True)
     return ("grpc.http_proxy", proxy) if proxy else ("grpc.enable_http_proxy", 0)

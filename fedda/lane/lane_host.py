@@ -1,6 +1,7 @@
-"""The server's end of a run's lanes: gRPC on a socket file; the gateway passes sites on to it.
+"""The server's end of a run's lanes: gRPC on a socket file, to which the gateway passes sites on.
 
-A site has one lane for its requests, and another one while it sums gradients.
+Where no gateway of fedda's is, as with Flower's own SuperLink, it is a port of the run's own. A
+site has one lane for its requests, and another one while it sums gradients.
 """
 
 import logging
@@ -12,8 +13,9 @@ from typing import Any
 
 import grpc
 
-from fedda.errors import WireError
+from fedda.errors import RunError, WireError
 from fedda.ops import system
+from fedda.ops.address import Address
 
 from . import invitation, parcels, tls
 from .invitation import LaneInvitation
@@ -28,6 +30,7 @@ MOST_SAID = 10  # strangers that the log names; with more, anyone could fill dis
 OPTIONS = [
     ("grpc.max_receive_message_length", parcels.MOST_FRAME),
     ("grpc.max_send_message_length", parcels.MOST_FRAME),
+    ("grpc.so_reuseport", 0),  # else two runs could share a port
     # Of each stream so much may have come that nobody has taken; else it grows with the line.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", parcels.PIECE),
@@ -40,14 +43,19 @@ class LaneHost:
     Attributes:
         name: that sites call.
         certificate: the only one that they accept, in PEM.
+        port: of the run's own; 0: sites come through the gateway.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Listen in the gateway's folder."""
+    def __init__(self, place: Path | Address) -> None:
+        """Listen in the gateway's folder, or at an address; port 0 there is any free one.
+
+        Raises:
+            RunError: another program listens there.
+        """
         self.name = invitation.new_name()
         certificate, key = tls.fresh(self.name)
         self.certificate = certificate.decode()
-        self._path = folder / self.name
+        self._path = place / self.name if isinstance(place, Path) else None
         # By the ticket's hash: the lane, whether a signature is the site's, and its name.
         self._known: dict[bytes, tuple[LaneEnd, Callable[[str], bool], str]] = {}
         self._strangers = 0
@@ -70,7 +78,15 @@ class LaneHost:
             maximum_concurrent_rpcs=most,
         )
         credentials = grpc.ssl_server_credentials([(key, certificate)])
-        self._server.add_secure_port(f"unix:{self._path}", credentials)
+        where = f"unix:{self._path}" if self._path else str(place)
+        try:
+            port = self._server.add_secure_port(where, credentials)
+        except RuntimeError as error:
+            raise RunError(
+                f"cannot listen on {place}: stop the program that uses it, or name another address "
+                "with -c run.listen=HOST:PORT"
+            ) from error
+        self.port = 0 if self._path else port
         self._server.start()
 
     def invite(
@@ -88,7 +104,7 @@ class LaneHost:
             who: the site, for the log.
             is_signed: whether a signature is the site's; by default the ticket is enough.
         """
-        made = LaneInvitation(self.name, self.certificate, ticket)
+        made = LaneInvitation(self.name, self.certificate, ticket, self.port)
         self._known[tls.hashed(ticket)] = line, lambda said: is_signed(made, said), who
         return made
 
@@ -103,7 +119,8 @@ class LaneHost:
         self._known = {}
         self._server.stop(GRACE_S).wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._path.unlink(missing_ok=True)
+        if self._path:
+            self._path.unlink(missing_ok=True)
 
     def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         about = dict(context.invocation_metadata())

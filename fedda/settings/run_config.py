@@ -353,8 +353,8 @@ def defaults() -> config.Flat:
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
-_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.transport", "wait.", "track.")
-_FREE += tuple(f"exchange.{name}" for name in ("host", "bind", "port", "join", "wait", "rejoin"))
+_FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.transport", "run.listen", "wait.")
+_FREE += ("track.", "exchange.join", "exchange.wait", "exchange.rejoin")
 
 
 def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> config.Flat:

@@ -9,7 +9,6 @@ site_calls  the calls that a site may make
 turned      sites that were refused, for the console
 relay       streams of runs, passed through the public port
 waiting     sites that wait for work instead of asking again and again
-book        what each site was handed, and so may answer
 control     an operator's requests: sites' keys, the state of runs
 registered  which site each node is, for the programs of runs
 """

@@ -25,26 +25,19 @@ Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET_PREFIX = "/v1/fleet/"
-FLEET = (
+FLEET = (  # what a site needs of Flower: sessions, and invitations to runs
     "register-node",
     "activate-node",
     "deactivate-node",
     "unregister-node",
     "send-node-heartbeat",
     "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
 )
 ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in FLEET} | {
     ("GET", "/health"),
     ("HEAD", "/health"),
 }
-# flwr cuts arrays into pieces of a few MB; `site_calls` has tighter limits, by path.
-MAX_BODY = 16 * 2**20
+MAX_BODY = 2**14  # a key, or a number
 
 
 LOOKING = ("/live", "/metrics", "/health")  # where an account that is not the server's may look
@@ -156,7 +149,7 @@ class FleetOnly:
             await refuse(send, self.traffic, 400, "a request needs HTTP/1.1 and a Host")
             return
         if not allowed(scope):
-            await refuse(send, self.traffic, 403, "only the Fleet API is served here")
+            await refuse(send, self.traffic, 403, "no site needs this path")
             return
         if (length(scope) or 0) > self.max_body:
             await refuse(send, self.traffic, 413, "body too large")

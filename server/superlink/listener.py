@@ -2,7 +2,7 @@
 
 Everything here happens before a caller is known: how many connections there are, from one address
 and in all, how long a TLS handshake, the head and the body of a request may take, and how large a
-head may be. What a known site may send is in `book`.
+head may be.
 """
 
 import asyncio

@@ -1,0 +1,233 @@
+"""What may come into a site and what may leave it: every request passes here, and every reply.
+
+`Client.answer` calls `admit` and `release`, so the checks hold whatever part of Flower calls it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from flwr.app import RecordDict
+
+from fedda import records
+from fedda.errors import WireError
+from fedda.settings import Task
+from fedda.wire import ANSWERS, Kind, Packed, Rule
+
+from . import state
+from .crafted import GROWING, check_rows
+from .memory import Site
+from .request import Numbers, Request
+from .tested import coarse
+
+# The roles that may play each part. A target that is adapted can be the collaborator of another
+# target. Whether a part needs labels is in its contract.
+PLAYED_BY = {"source": {"source"}, "target": {"target"}, "collaborator": {"source", "target"}}
+
+logger = logging.getLogger("fedda.site")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What leaves a site in answer to a request: its arrays and its numbers, by name."""
+
+    arrays: Mapping[str, Packed]
+    numbers: Numbers
+
+    @cached_property
+    def content(self) -> RecordDict:
+        """The reply as the records of a message."""
+        return records.write(self.arrays, metrics=self.numbers)
+
+
+def offered(site: Site, settings: Mapping[str, Any] | None) -> Numbers:
+    """Tell what this site offers a run, after a check that it can take part in it.
+
+    Args:
+        site: this site.
+        settings: the training's; None if the server only asks.
+
+    Raises:
+        FeddaError: the site cannot or may not take part.
+    """
+    task = None if settings is None else Task.parse(settings)
+    if task is not None:
+        site.gate.admit_frozen(task)
+        site.frozen.part(task)
+    offer = site.offer()
+    if task is not None:
+        site.check_classes(task)
+        site.check_fit(task)
+    site.gate.release({}, sum(records.size(records.write(offer=offer)).values()))
+    return offer
+
+
+# ---- what comes in -------------------------------------------------------------------------------
+
+
+def part_of_its_role(site: Site, request: Request) -> None:
+    """The request asks for a part that this site can play."""
+    if site.role not in PLAYED_BY[request.part] or (request.contract.labels and not site.labels):
+        raise WireError(
+            f"{request.task.method} asks this {site.role} for the part of a {request.part}, which "
+            "it cannot play."
+        )
+
+
+def own_policy(site: Site, request: Request) -> None:
+    """The site's own policy lets it in, by the settings of its training."""
+    site.gate.admit(request)
+
+
+def own_classes(site: Site, request: Request) -> None:
+    """The classes are this site's, or those that its operator confirmed."""
+    site.check_classes(request.task)
+
+
+def contract_in(site: Site, request: Request) -> None:
+    """It brings what the method's contract lists, in the layouts of the run's model."""
+    _check(site, request, request.contract.enters, request.arrays, request.numbers, "received")
+
+
+def finite_in(site: Site, request: Request) -> None:
+    """Every value is finite."""
+    for name, packed in request.arrays.items():
+        packed.check_finite(f"'{name}' of the server")
+
+
+def no_parallel_rows(site: Site, request: Request) -> None:
+    """No model's rows tell images apart as only crafted ones do."""
+    for name, packed in request.arrays.items():
+        if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING):
+            check_rows(name, packed.unpack())
+
+
+def known_origin(site: Site, request: Request) -> None:
+    """A model that is to be trained comes from a first one that this site knows."""
+    if site.origin is not None:
+        site.origin.check(request)
+
+
+def groups_of_gradients(site: Site, request: Request) -> None:
+    """Gradients are summed in the groups that the contract lists."""
+    if request.exchange is not None:
+        sizes = {group.name: group.size for group in request.exchange.groups}
+        layouts = request.layouts(site.workspace(request.task).schema)
+        request.contract.check_groups(sizes, layouts)
+
+
+def room_on_disk(site: Site, request: Request) -> None:
+    """What a training leaves on the disk has room there."""
+    if not request.is_test:
+        state.make_room(site, request.task, site.keep.megabytes)
+
+
+def budgets(site: Site, request: Request) -> None:
+    """The policy's budgets are not spent; this request is booked."""
+    site.gate.book(request)
+
+
+Check = Callable[[Site, Request], None]
+ENTERING: tuple[Check, ...] = (
+    *(part_of_its_role, own_policy, own_classes, contract_in, finite_in, no_parallel_rows),
+    *(known_origin, groups_of_gradients, room_on_disk, budgets),
+)
+
+
+def admit(site: Site, request: Request, test: bool) -> None:
+    """Let a request in if all of ENTERING do, and book it.
+
+    Args:
+        site: this site.
+        request: the request.
+        test: whether it came where a model is tested, and not trained.
+
+    Raises:
+        FeddaError: this site may not or cannot serve it.
+    """
+    if request.is_test and not test:
+        raise WireError("A training request asks for a test.")
+    if test and not request.is_test:
+        raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
+    if test and request.exchange is not None:
+        raise WireError("An evaluation request invites to an exchange of gradients.")
+    for check in ENTERING:
+        check(site, request)
+
+
+# ---- what leaves ---------------------------------------------------------------------------------
+
+
+def finite_out(site: Site, request: Request, reply: Reply) -> None:
+    """Every value is finite."""
+    for name, packed in reply.arrays.items():
+        packed.check_finite(f"'{name}' of this site")
+
+
+def contract_out(site: Site, request: Request, reply: Reply) -> None:
+    """It holds what the method's contract lists, and nothing else."""
+    leaves = request.contract.leaves
+    _check(site, request, leaves, reply.arrays, reply.numbers, "to be sent")
+
+
+def answers_by_class(site: Site, request: Request, reply: Reply) -> None:
+    """Answers by class leave only where the policy lets them."""
+    if ANSWERS & {*reply.numbers}:
+        site.gate.check_classes()
+
+
+def bytes_that_leave(site: Site, request: Request, reply: Reply) -> None:
+    """It is no larger than the policy lets a reply be; its bytes are booked."""
+    sizes = records.size(reply.content)
+    site.gate.release(reply.arrays, sum(sizes.values()), request.contract)
+    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
+    logger.info("sent after %s: %s", "evaluate" if request.is_test else "train", sent)
+
+
+CheckReply = Callable[[Site, Request, Reply], None]
+LEAVING: tuple[CheckReply, ...] = (answers_by_class, bytes_that_leave)
+
+
+def release(site: Site, request: Request, arrays: Mapping[str, Packed], numbers: Numbers) -> Reply:
+    """Let a reply leave if it may -> it, with its numbers as coarse as they may leave.
+
+    Args:
+        site: this site.
+        request: the request that it answers.
+        arrays: its arrays.
+        numbers: its numbers.
+
+    Raises:
+        FeddaError: something in it may not leave.
+    """
+    room_on_disk(site, request)
+    made = Reply(arrays, numbers)
+    for check in (finite_out, contract_out):
+        check(site, request, made)
+    told = Reply(arrays, coarse(numbers, request.contract.leaves))
+    for check in LEAVING:
+        check(site, request, told)
+    return told
+
+
+def _check(
+    site: Site,
+    request: Request,
+    rule: Rule,
+    arrays: Mapping[str, Packed],
+    numbers: Mapping[str, Any],
+    what: str,
+) -> None:
+    """Check arrays and numbers by the contract's rule for them."""
+    task, schema = request.task, site.workspace(request.task).schema
+    rule.check(
+        arrays,
+        numbers,
+        model=schema,
+        sites=task.sites,
+        where=f"{site.name} ({request.part}, {task.method}, {what})",
+        layouts=request.layouts(schema),
+        classes=task.classes,
+    )
