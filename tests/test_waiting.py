@@ -25,7 +25,6 @@ def stored(node: int, reply: bool = False) -> Any:
 
 def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is work, it would otherwise wait longer than the test may take."""
-    monkeypatch.setattr(waiting, "LATER", 0.0)
 
     async def play() -> None:
         state = SimpleNamespace(store_message_and_object_tree=lambda message: "done")

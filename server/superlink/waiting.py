@@ -20,8 +20,6 @@ WHILE = 1.0  # seconds for which a caller waits
 # Sites for which there is nothing to do ask this often in a second, all of them together, but each
 # of them after so many seconds at the latest.
 SPREAD, LONGEST = 100.0, 10.0
-# Seconds until a site hears of a new request, whose pieces the run's program is still sending.
-LATER = 0.05
 
 
 @dataclass
@@ -98,7 +96,7 @@ class Waiting:
             self._due[node_id].some.set()
 
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._loop.call_later, LATER, more)
+            self._loop.call_soon_threadsafe(more)
 
 
 def wanted(headers: Iterable[tuple[bytes, bytes]]) -> float:
