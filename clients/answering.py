@@ -6,7 +6,7 @@ from typing import Any, cast
 from fedda import plugins
 from fedda.errors import WireError
 from fedda.methods import PartName
-from fedda.wire import Packed, shown
+from fedda.packing import Packed, shown
 
 from .base import Client
 from .site.boundary import Reply

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from fedda import models, wire
+from fedda import models, packing
 from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
+from fedda.packing import Kind, Packed
 from fedda.settings import Task
 from fedda.train import (
     Paced,
@@ -32,7 +33,7 @@ from fedda.train import (
     seed_for,
     seed_torch,
 )
-from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Kind, Number, Packed, Role
+from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Number, Role
 
 from .site import boundary, last_step, leaving, notes, state, tested
 from .site.boundary import Reply
@@ -295,7 +296,7 @@ class Client:
         """Pack the model in the precision in which it is sent."""
         return self.packed(models.to_arrays(self.model))
 
-    def packed(self, arrays: wire.Arrays, floats: str = "") -> Packed:
+    def packed(self, arrays: packing.Arrays, floats: str = "") -> Packed:
         """Pack a model, or a part of it, to be sent; as int8 the change of the one that came.
 
         Args:
@@ -303,9 +304,9 @@ class Client:
             floats: the precision in place of `wire.dtype`, where that is not int8.
         """
         dtype, sent = self.task.wire.dtype, self.request.arrays.get("model")
-        if dtype in wire.ROWS and sent is not None:
-            return wire.change(arrays, sent)
-        return wire.pack(arrays, Kind.MODEL, floats or dtype)
+        if dtype in packing.ROWS and sent is not None:
+            return packing.change(arrays, sent)
+        return packing.pack(arrays, Kind.MODEL, floats or dtype)
 
     # ---- serving ----------------------------------------------------------------------------
 

@@ -22,8 +22,8 @@ from fedda.adversarial.discriminators import (
 from fedda.errors import WireError
 from fedda.exchange import Stream
 from fedda.models import evaluating
+from fedda.packing import Packed
 from fedda.train import seed_for
-from fedda.wire import Packed
 
 from . import fedavg
 from .base import lost

@@ -24,8 +24,8 @@ from fedda.adversarial.lazy import LazySync
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import WireError
 from fedda.exchange import Group, Stream
+from fedda.packing import Packed
 from fedda.train import seed_for, windows
-from fedda.wire import Packed
 
 from . import fedavg
 from .shared.exchanging import Summing

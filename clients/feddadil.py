@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import models, wire
+from fedda import models, packing
 from fedda.algorithms import feddadil
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.wire import Kind, Packed
+from fedda.packing import Kind, Packed
 
 from . import fedavg
 from .base import Client
@@ -87,7 +87,7 @@ class Learner(Client):
         """Return the site's version of the atoms; its coordinates stay here."""
         if self.request.hop != "learn":
             return super().outgoing()
-        return {"atoms": wire.pack(self.learnt, Kind.ATOMS, self.task.wire.dtype)}
+        return {"atoms": packing.pack(self.learnt, Kind.ATOMS, self.task.wire.dtype)}
 
 
 class Source(Learner, fedavg.Source):

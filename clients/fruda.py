@@ -19,8 +19,9 @@ from fedda.exchange import Stream
 from fedda.maths import ocs
 from fedda.maths.validators import infomax
 from fedda.models import evaluating
+from fedda.packing import Packed
 from fedda.train import seed_for
-from fedda.wire import INFOMAX, Packed
+from fedda.wire import INFOMAX
 
 from . import dils, fedavg
 from .shared.overheard import Overheard

@@ -15,7 +15,8 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError, WireError
 from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.wire import LOSS, Arrays, Packed, Rule
+from fedda.packing import Arrays, Packed
+from fedda.wire import LOSS, Rule
 
 from . import fedavg
 from .base import Client

@@ -19,8 +19,8 @@ from fedda.errors import WireError
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
+from fedda.packing import Packed
 from fedda.train import learning_rate, make_optimizer, round_images, seed_for
-from fedda.wire import Packed
 
 from . import fedavg
 from .base import Client

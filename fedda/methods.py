@@ -25,7 +25,8 @@ from fedda.config import (
     TrainConfig,
 )
 from fedda.errors import ConfigError
-from fedda.wire import TEST, Manifest, Part
+from fedda.packing import Manifest
+from fedda.wire import TEST, Part
 
 if TYPE_CHECKING:  # what describes methods needs no torch
     from torch import Generator, Tensor

@@ -14,14 +14,14 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedda import models, plugins, records, wire
+from fedda import models, packing, plugins, records
 from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
+from fedda.packing import Arrays, Kind
 from fedda.results.doubts import Doubt, doubts
 from fedda.results.read import ANSWERED, MODEL, REFINED
 from fedda.settings import RunConfig, Task
-from fedda.wire import Arrays, Kind
 
 from . import checkpoint, planned, stopping
 from .attendance import Sites
@@ -228,7 +228,7 @@ class TrainingRounds:
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         """Make the strategy, with what the state says that it remembers."""
-        self._layout = wire.layout(state.model, Kind.MODEL)
+        self._layout = packing.layout(state.model, Kind.MODEL)
         setup = base.Setup(
             self.task,
             replace(self._layout, floats=self.task.wire.dtype),

@@ -28,8 +28,8 @@ from fedda.errors import NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
+from fedda.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
 from fedda.train import generator
-from fedda.wire import ROWS, Arrays, Kind, Manifest, Packed, pack
 
 from .channels import CHANNELS
 from .sites.mail import Mail

@@ -14,7 +14,7 @@ from fedda.algorithms import fedavg
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import heads_of
 from fedda.maths.robust import RobustMean
-from fedda.wire import Arrays, Kind, Packed, pack
+from fedda.packing import Arrays, Kind, Packed, pack
 
 from .base import Numbers
 from .channels import mean_by

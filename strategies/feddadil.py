@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from fedda import wire
+from fedda import packing
 from fedda.algorithms import feddadil
 from fedda.errors import QuorumError, WireError
+from fedda.packing import Arrays, Kind, Packed
 from fedda.train import generator, seed_for
-from fedda.wire import Arrays, Kind, Packed
 
 from .base import Numbers
 from .fedavg import FedAvg
@@ -54,7 +54,7 @@ class FedDaDiL(FedAvg):
         whole = {name: a.copy() for name, a in self.atoms().items()}
         for name, part in self.merge(names, versions).items():
             whole[name][:, self.chosen] = part
-        self.memory.arrays["atoms"] = wire.pack(whole, Kind.ATOMS)
+        self.memory.arrays["atoms"] = packing.pack(whole, Kind.ATOMS)
         losses = [float(by_site[name].numbers["loss"]) for name in names]
         errors = {f"reconstruction/{n}": float(by_site[n].numbers["reconstruction"]) for n in names}
         return self.global_model.unpack(), {"loss": float(np.mean(losses)), **errors}  # eq. 10
@@ -99,7 +99,7 @@ class FedDaDiL(FedAvg):
         if "atoms" not in self.memory.arrays:
             seed = seed_for(self.task.seed, "atoms")
             z, y = feddadil.initial_atoms(self.global_model.unpack(), self.options, seed)
-            self.memory.arrays["atoms"] = wire.pack({"z": z, "y": y}, Kind.ATOMS)
+            self.memory.arrays["atoms"] = packing.pack({"z": z, "y": y}, Kind.ATOMS)
         return self.memory.arrays["atoms"].unpack()
 
     def choose(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class FedDaDiL(FedAvg):
 
     def pack_atoms(self, atoms: Arrays) -> Packed:
         """Pack atoms in the precision in which they are sent."""
-        packed = wire.pack(atoms, Kind.ATOMS, self.task.wire.dtype)
+        packed = packing.pack(atoms, Kind.ATOMS, self.task.wire.dtype)
         packed.check_finite("the server")
         return packed
 

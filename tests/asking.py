@@ -12,9 +12,9 @@ from clients import fedavg, fedprox
 from clients.base import Client
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, wire
+from fedda import models, packing
+from fedda.packing import Kind
 from fedda.settings import RunConfig, Task
-from fedda.wire import Kind
 
 SOURCES: dict[str, type[Client]] = {"fedavg": fedavg.Source, "fedprox": fedprox.Source}
 CLASSES = ("0", "1", "2")
@@ -66,7 +66,7 @@ def request_of(
     site: Site, task: Task, model: models.Model | None = None, server_round: int = 1
 ) -> Request:
     """A request to train a model, which the site's policy has admitted; by default a new one."""
-    sent = {"model": wire.pack(models.to_arrays(model or blank(task)), Kind.MODEL)}
+    sent = {"model": packing.pack(models.to_arrays(model or blank(task)), Kind.MODEL)}
     heading = {"phase": task.stage(server_round).phase.name, "hop": "train", "part": "source"}
     request = Request.make(task.flat(), {"round": server_round, **heading}, sent)
     site.gate.admit(request)

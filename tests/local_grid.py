@@ -18,12 +18,12 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from clients.app import make_app
 from clients.node import bridge
 from clients.site.memory import resident
-from fedda import models, plugins, records, wire
+from fedda import models, packing, plugins, records
 from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
+from fedda.packing import Arrays, Kind, Packed
 from fedda.records import arrays_of
 from fedda.settings import RunConfig
-from fedda.wire import Arrays, Kind, Packed
 from server import run as server_run
 from server.attendance import Sites
 from server.journal import Event, Journal, Listener
@@ -191,7 +191,7 @@ class ScriptedGrid(LocalGrid):
             return
         for name, record in message.content.items():
             if name == "manifests":
-                kinds = {n: str(wire.Manifest.parse(str(t)).kind) for n, t in record.items()}
+                kinds = {n: str(packing.Manifest.parse(str(t)).kind) for n, t in record.items()}
                 crossing.arrays |= kinds
             elif name in ("step", "metrics"):
                 crossing.numbers |= set(record) - {"phase", "hop", "part"}
@@ -229,7 +229,7 @@ def reshaped(change: Callable[[Arrays], Arrays]) -> Script:
 
     def script(request: Message, reply: Message) -> list[Message]:
         model = records.read(reply.content)[0]["model"].unpack()
-        sent = wire.pack(change({n: a.copy() for n, a in model.items()}), Kind.MODEL)
+        sent = packing.pack(change({n: a.copy() for n, a in model.items()}), Kind.MODEL)
         return [changed(request, reply, arrays={"model": sent})]
 
     return script
@@ -269,7 +269,7 @@ class Bench:
         self.notices: list[tuple[str, str, str]] = []
         setup = Setup(
             self.task,
-            wire.layout(self.model, Kind.MODEL, self.task.wire.dtype),
+            packing.layout(self.model, Kind.MODEL, self.task.wire.dtype),
             wait=self.config.wait,
             guard=self.config.guard,
             summing=self.config.summing,
@@ -302,7 +302,7 @@ class Bench:
         return self.model, dict(numbers)
 
     def unpack(self, arrays: Any) -> Arrays:
-        text = wire.layout(self.model, Kind.MODEL).text
+        text = packing.layout(self.model, Kind.MODEL).text
         return records.from_arrays(arrays, {"model": text})["model"].unpack()
 
     def accept(self, *replies: Message) -> list[Reply]:

@@ -19,9 +19,9 @@ from fedda.config import LazyConfig, validate
 from fedda.data import load_source
 from fedda.errors import Code, QuorumError, WireError
 from fedda.exchange import Group, LocalHost
+from fedda.packing import Kind, pack
 from fedda.settings import RunConfig
 from fedda.train import generator
-from fedda.wire import Kind, pack
 from tests.adversarial_runs import METHODS, SETTINGS, run
 from tests.local_grid import EXAMPLES, SIDE, stop_after
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedda import wire
+from fedda import packing
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import (
     HALVES,
@@ -23,9 +23,10 @@ from fedda.config import validate
 from fedda.contrib.methods.fdan import algorithm as fdan
 from fedda.errors import ConfigError
 from fedda.maths.schedule import growth
+from fedda.packing import Kind
 from fedda.settings import RunConfig
 from fedda.train import generator
-from fedda.wire import Kind, Role
+from fedda.wire import Role
 from tests.reference import adversary as twin
 
 LOSSES: list[Loss] = ["adda", "grl", "wassda", "cada"]
@@ -53,7 +54,7 @@ def plain(DI: Discriminator) -> list[tuple[list[list[float]], list[float]]]:
 def test_layout_and_count_match_the_network(sizes: tuple[int, ...]) -> None:
     DI = Discriminator(6, sizes)
     state = {name: t.numpy() for name, t in DI.state_dict().items()}
-    assert wire.pack(state, Kind.MODEL).manifest == discriminators.layout(6, sizes)
+    assert packing.pack(state, Kind.MODEL).manifest == discriminators.layout(6, sizes)
     assert discriminators.count(6, sizes) == sum(w.numel() for w in DI.parameters())
     assert DI(torch.rand(4, 6)).shape == (4,)
     # state_dict and the gradient list the parameters in the same order

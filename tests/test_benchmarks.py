@@ -19,8 +19,8 @@ from fedda import exchange, halves, models, plugins
 from fedda.errors import DataError, RunError
 from fedda.exchange import Group, LocalHost
 from fedda.exchange.in_process import LocalStream
+from fedda.packing import Kind, pack
 from fedda.settings import RunConfig, presets
-from fedda.wire import Kind, pack
 from strategies.sites.roster import OFFER, Node
 from tests.small_benchmarks import (
     FOLDER,

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from fedda import plugins, records
 from fedda.errors import NotFiniteError, QuorumError, WireError
 from fedda.maths.coarse import fill_rows, read_rows, row_bytes, scales_of
-from fedda.wire import CHANGE, Kind, Manifest, Packed, change, lay_out, pack
+from fedda.packing import CHANGE, Kind, Manifest, Packed, change, lay_out, pack
 from strategies.base import FedDA
 from tests.crossed import FIRST_PHASE
 from tests.local_grid import SOURCES, Bench, Node, run

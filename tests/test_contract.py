@@ -21,10 +21,11 @@ from clients.node import bridge
 from clients.site import boundary
 from clients.site.memory import resident
 from clients.site.request import Request
-from fedda import plugins, records, wire
+from fedda import packing, plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.wire import ANSWERS, MODEL, REFINED, Arrays, Kind, Packed, Role
+from fedda.packing import Arrays, Kind, Packed
+from fedda.wire import ANSWERS, MODEL, REFINED, Role
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed
@@ -232,7 +233,7 @@ def readdressed(request: Message, node_id: int = 0, kind: str = "", **step: Any)
 
 
 def features(shape: tuple[int, ...]) -> Packed:
-    return wire.pack({"z": np.full(shape, 42, np.float32)}, Kind.MODEL)
+    return packing.pack({"z": np.full(shape, 42, np.float32)}, Kind.MODEL)
 
 
 Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # changes a reply's numbers and arrays
@@ -273,18 +274,18 @@ def first_of(arrays: Mapping[str, Packed]) -> tuple[str, Packed]:
 
 def features_as_the_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
     name, packed = first_of(arrays)
-    arrays[name] = wire.pack(features((40, 16)).unpack(), packed.manifest.kind)
+    arrays[name] = packing.pack(features((40, 16)).unpack(), packed.manifest.kind)
 
 
 def features_within_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
     name, packed = first_of(arrays)  # a model, or atoms
     grown = packed.unpack() | {"more": np.zeros((40, 16), np.float32)}
-    arrays[name] = wire.pack(grown, packed.manifest.kind)
+    arrays[name] = packing.pack(grown, packed.manifest.kind)
 
 
 def other_kind(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
     name, packed = first_of(arrays)
-    arrays[name] = wire.pack(packed.unpack(), Kind.GRADIENT)
+    arrays[name] = packing.pack(packed.unpack(), Kind.GRADIENT)
 
 
 LEAKS: list[Change] = [
@@ -433,7 +434,7 @@ def test_a_site_refuses_settings_and_arrays_it_does_not_know(domains: list[Node]
     strategy = bench.strategy
     asked = strategy.request(node, {"model": strategy.model, "teacher/bert": strategy.model})
     assert bench.grid.call(asked).error.code == Code.WIRE  # only targets get teachers
-    other = wire.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
+    other = packing.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
     assert bench.grid.call(strategy.request(node, {"model": other})).error.code == Code.WIRE
     unknown = strategy.request(node, {"model": strategy.model})
     unknown.content["task"]["run.dir"] = "/"  # type: ignore[index]
@@ -725,12 +726,12 @@ def array_of(reply: Message) -> tuple[str, Packed]:
 
 def features_instead(request: Message, reply: Message) -> Message:
     name, packed = array_of(reply)
-    z = wire.pack(features((40, 16)).unpack(), packed.manifest.kind)
+    z = packing.pack(features((40, 16)).unpack(), packed.manifest.kind)
     return changed(request, reply, arrays={name: z})
 
 
 def gradients_instead(request: Message, reply: Message) -> Message:
-    return changed(request, reply, arrays={array_of(reply)[0]: wire.pack({}, Kind.GRADIENT)})
+    return changed(request, reply, arrays={array_of(reply)[0]: packing.pack({}, Kind.GRADIENT)})
 
 
 Forged = Callable[[Message, Message], Message]

@@ -17,7 +17,7 @@ from clients.policy.rules import Budget, Policy, Privacy
 from clients.policy.spent import Spent
 from clients.site import blocks, noised
 from clients.site.memory import resident
-from fedda import models, records, wire
+from fedda import models, packing, records
 from fedda.config import LEAST_CLIP, ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import BudgetError, Code, ConfigError, QuorumError
 from fedda.models import Model, batchnorms
@@ -360,7 +360,7 @@ def test_no_example_can_make_a_source_refuse(domains: list[Node]) -> None:
     model = {
         n: (1e38 * np.sign(a)).astype(a.dtype) for n, a in made.strategy.model.unpack().items()
     }
-    sent = {"model": wire.pack(model, wire.Kind.MODEL)}
+    sent = {"model": packing.pack(model, packing.Kind.MODEL)}
     reply = made.grid.call(made.strategy.request(made.strategy.roster.sources[0], sent))
     assert not reply.has_error()
     assert {*records.read(reply.content)[1]["metrics"]} == {"epsilon", "steps"}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clients.shared import clusters, disentangling
 from clients.site.memory import resident
 from clients.site.tested import check_spread
-from fedda import models, plugins, records, wire
+from fedda import models, packing, plugins, records
 from fedda.adversarial.discriminators import Discriminator, count
 from fedda.adversarial.disentangle import Estimator, branch, class_identifier
 from fedda.errors import Code, ConfigError, ModelError, QuorumError, WireError
@@ -386,7 +386,7 @@ def test_the_sites_own_networks_never_leave(
 
 def test_a_reply_with_a_network_of_the_site_is_refused(domains: list[Node]) -> None:
     """A site that would send its class identifier has its reply refused."""
-    stolen = wire.pack({"0.weight": np.zeros((4, 10), np.float32)}, wire.Kind.MODEL)
+    stolen = packing.pack({"0.weight": np.zeros((4, 10), np.float32)}, packing.Kind.MODEL)
 
     def script(request: Any, reply: Any) -> list[Any]:
         return [changed(request, reply, arrays={"class-identifier": stolen})]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from clients.shared.dictionary import Dictionary
 from clients.site.memory import Site, resident
-from fedda import data, models, records, wire
+from fedda import data, models, packing, records
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
 from fedda.config import Inputs
@@ -19,8 +19,8 @@ from fedda.contrib.report import page
 from fedda.errors import Code, ConfigError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
+from fedda.packing import Arrays, Kind
 from fedda.settings import RunConfig
-from fedda.wire import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.training import finished
@@ -193,11 +193,11 @@ def test_a_reply_that_contains_coordinates_is_refused(
     outgoing, learn = clients.Source.outgoing, clients.Source.learn
 
     def as_array(self: Any) -> Any:
-        return outgoing(self) | {"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}
+        return outgoing(self) | {"alpha": packing.pack({"a": alpha}, Kind.ATOMS)}
 
     def within(self: Any) -> Any:
         atoms = outgoing(self)["atoms"].unpack()
-        return {"atoms": wire.pack(atoms | {"alpha": alpha}, Kind.ATOMS)}
+        return {"atoms": packing.pack(atoms | {"alpha": alpha}, Kind.ATOMS)}
 
     def numbers(self: Any) -> Any:
         return learn(self) | {f"alpha/{k}": 0.3 for k in range(3)}
@@ -212,8 +212,8 @@ def test_a_reply_that_contains_coordinates_is_refused(
             assert bench.accept(honest)
     bench = Bench(domains, "feddadil")
     for arrays, numbers_too in (
-        ({"alpha": wire.pack({"a": alpha}, Kind.ATOMS)}, {}),
-        ({"atoms": wire.pack({"a": alpha}, Kind.ATOMS)}, {}),
+        ({"alpha": packing.pack({"a": alpha}, Kind.ATOMS)}, {}),
+        ({"atoms": packing.pack({"a": alpha}, Kind.ATOMS)}, {}),
         ({}, {f"alpha/{name}": 0.3 for name in SITES}),
     ):
         request = bench.begin()[0]
@@ -320,7 +320,7 @@ def test_a_site_refuses_atoms_whose_labels_are_no_probabilities(
     arrays, tables = records.read(request.content)
     atoms = {n: a.copy() for n, a in arrays["atoms"].unpack().items()}
     atoms["y"][1, 2, 3] = value
-    forged = arrays | {"atoms": wire.pack(atoms, Kind.ATOMS)}
+    forged = arrays | {"atoms": packing.pack(atoms, Kind.ATOMS)}
     request.content = records.write(forged, **tables)
     code = bench.grid.call(request).error.code
     assert code == (Code.NOT_FINITE if np.isnan(value) else Code.WIRE)
@@ -472,7 +472,7 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
             atoms["y"] -= 0.5
         else:
             atoms["z"] = atoms["z"][:, :5]
-        return [changed(request, reply, arrays={"atoms": wire.pack(atoms, Kind.ATOMS)})]
+        return [changed(request, reply, arrays={"atoms": packing.pack(atoms, Kind.ATOMS)})]
 
     bench = Bench(domains, "feddadil", {"bert": forge})
     bench.round()

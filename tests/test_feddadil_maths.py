@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedda import models, wire
+from fedda import models, packing
 from fedda.algorithms import feddadil
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError
 from fedda.maths.mixture import Mixture
+from fedda.packing import Kind
 from fedda.settings import RunConfig, Task
-from fedda.wire import Kind
 from tests.reference import feddadil as twin
 
 SMALL = feddadil.Config(samples=12, atoms=2)
@@ -56,7 +56,7 @@ def test_the_number_of_points_that_cross():
 
 
 def test_the_layout_follows_from_the_settings_and_the_models_width():
-    manifest = wire.pack(model("identity", (7,), 4), Kind.MODEL).manifest
+    manifest = packing.pack(model("identity", (7,), 4), Kind.MODEL).manifest
     options = feddadil.Config(samples=50, batch_size=20, atoms=3, travel="batch")
     part = feddadil.layout(options, manifest, whole=False)
     assert [(e.name, e.shape) for e in part.entries] == [("z", (3, 20, 7)), ("y", (3, 20, 4))]

@@ -22,11 +22,11 @@ import torch
 from PIL import Image
 
 from clients.site import state
-from fedda import data, models, wire
+from fedda import data, models, packing
 from fedda.config import ModelConfig
 from fedda.errors import DataError, FeddaError, ModelError
+from fedda.packing import Kind
 from fedda.settings import Task
-from fedda.wire import Kind
 from server import checkpoint
 from tests.fuzzing import mutated, odd, peak
 
@@ -308,7 +308,7 @@ def test_a_header_that_claims_much_costs_nothing(model_file: Path, claim: int) -
 def test_damaged_checkpoints_are_read_or_refused(tmp_path: Path, count: int) -> None:
     draw, seen = Random("checkpoint"), Counter[str]()
     arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(3)}
-    memory = {"mean/anna": wire.pack(arrays, Kind.MODEL, "float16")}
+    memory = {"mean/anna": packing.pack(arrays, Kind.MODEL, "float16")}
     held = checkpoint.State(3, arrays, memory, {"a": 1.5}, [{"round": 1}], [[1, 2]], {"round": 1})
     checkpoint.write(tmp_path, held)
     facts = tmp_path / checkpoint.FACTS

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from clients.site.memory import resident
 from clients.site.shelf import Shelf
-from fedda import records, wire
+from fedda import packing, records
 from fedda.errors import Code, ForgottenError, WireError
-from fedda.wire import Kind
+from fedda.packing import Kind
 from strategies.base import FedDA
 from strategies.sites.held import Held
 from tests.local_grid import SOURCES, Node, ScriptedGrid, run, stop_after
@@ -104,8 +104,8 @@ def test_a_resumed_run_sends_the_model(domains: Any, tmp_path: Any, always_sent:
 
 
 def test_a_site_keeps_and_uses_only_what_has_the_named_hash() -> None:
-    packed = wire.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
-    other = wire.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
+    packed = packing.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
+    other = packing.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
     digest = hashlib.sha256(packed.buffer).hexdigest()
     shelf = Shelf()
     for arrays in ({"model": other}, {}):
@@ -129,8 +129,8 @@ def test_a_site_keeps_and_uses_only_what_has_the_named_hash() -> None:
 
 
 def test_the_server_names_only_what_a_site_has_confirmed() -> None:
-    packed = wire.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
-    other = wire.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
+    packed = packing.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
+    other = packing.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
     held = Held()
     asked = held.ask("town", {"model": packed})
     assert asked == {"model": hashlib.sha256(packed.buffer).hexdigest()}

@@ -17,9 +17,9 @@ from fedda import models, records
 from fedda.config import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
+from fedda.packing import Arrays
 from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
-from fedda.wire import Arrays
 from tests.local_grid import (
     EXAMPLES,
     Bench,

@@ -20,7 +20,7 @@ from clients.policy import words
 from clients.policy.rules import Policy
 from clients.site import looked
 from clients.site.memory import Site, resident
-from fedda import records, wire
+from fedda import packing, records
 from fedda.cli import app
 from fedda.config import scales_of
 from fedda.errors import Code, FeddaError, QuorumError, WireError
@@ -28,8 +28,9 @@ from fedda.look.account import Account
 from fedda.look.advice import compared, settings
 from fedda.maths import summaries
 from fedda.ops import chain
+from fedda.packing import Kind
 from fedda.settings import RunConfig
-from fedda.wire import LOOK_TABLE, Kind
+from fedda.wire import LOOK_TABLE
 from server import looking
 from server.journal import Journal
 from tests.federation import Federation
@@ -437,7 +438,7 @@ def test_a_request_can_choose_nothing(tmp_path: Path, tables: Mapping[str, Any])
 
 
 @pytest.fixture
-def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, wire.Packed]]:
+def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, packing.Packed]]:
     content = Looked(two(tmp_path), tmp_path).replies()["town"].content
     arrays, tables = records.read(content)
     return tables["look"], arrays
@@ -471,7 +472,7 @@ def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, wire.Packed]]:
     ],
 )
 def test_the_server_refuses_what_no_site_may_tell(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]], change: dict[str, Any]
+    honest: tuple[dict[str, Any], dict[str, packing.Packed]], change: dict[str, Any]
 ) -> None:
     table, arrays = honest
     assert Account.read(table, arrays).name == "town"
@@ -481,34 +482,34 @@ def test_the_server_refuses_what_no_site_may_tell(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_server_refuses_other_arrays(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]], value: float
+    honest: tuple[dict[str, Any], dict[str, packing.Packed]], value: float
 ) -> None:
     table, arrays = honest
     entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
     for kind in (Kind.MODEL, Kind.ATOMS):
         with pytest.raises(WireError):
-            Account.read(table, {"look": wire.pack(entries, kind)})
+            Account.read(table, {"look": packing.pack(entries, kind)})
     with pytest.raises(WireError):
         Account.read(table, {"others": arrays["look"]})
     entries["mean"][0] = value
     with pytest.raises(FeddaError, match="not finite"):
-        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+        Account.read(table, {"look": packing.pack(entries, Kind.STATISTICS)})
 
 
 @pytest.mark.parametrize("name", ["missing", "share"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, 3e38])
 def test_the_server_refuses_shares_that_are_none(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]], name: str, value: float
+    honest: tuple[dict[str, Any], dict[str, packing.Packed]], name: str, value: float
 ) -> None:
     table, arrays = honest
     entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
     entries[name].flat[0] = value
     with pytest.raises(WireError):
-        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+        Account.read(table, {"look": packing.pack(entries, Kind.STATISTICS)})
 
 
 def test_a_claim_without_statistics_costs_the_server_nothing(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]],
+    honest: tuple[dict[str, Any], dict[str, packing.Packed]],
 ) -> None:
     claimed = Account.read({**honest[0], "shape": [2**20]}, {})
     assert len(json.dumps(claimed.to_json())) < 1000

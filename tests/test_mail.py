@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from fedda import records, wire
+from fedda import packing, records
 from fedda.flower import ErrorCode, make_message
-from fedda.wire import Kind, Packed
+from fedda.packing import Kind, Packed
 from server import timing
 from server.simulation import LocalGrid
 from strategies.sites import mail
@@ -77,7 +77,7 @@ def with_arrays(node: int, packed: Packed | None) -> Message:
 def test_requests_with_the_same_arrays_are_sent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then their arrays are hashed once, and cross to the server once."""
     monkeypatch.setattr(mail, "TOGETHER", 3)
-    one, other = (wire.pack({"w": np.full(3, x, "f")}, Kind.MODEL) for x in (1, 1))
+    one, other = (packing.pack({"w": np.full(3, x, "f")}, Kind.MODEL) for x in (1, 1))
     sent: list[list[int]] = []
 
     class Counting(SlowGrid):

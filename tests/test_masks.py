@@ -8,6 +8,7 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
+from fedda.packing import Arrays, Kind, Packed, layout
 from fedda.secure.masks import (
     LOSS,
     WEIGHT,
@@ -18,7 +19,6 @@ from fedda.secure.masks import (
     layouts,
     narrow,
 )
-from fedda.wire import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 
 NAMES = ("anna", "bert", "carl")

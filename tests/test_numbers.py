@@ -20,8 +20,9 @@ from fedda import plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError, WireError
 from fedda.methods import Method
 from fedda.ops import keys
+from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.secure import hiding
-from fedda.wire import ANSWERS, Arrays, Kind, Number, Packed, Rule, pack
+from fedda.wire import ANSWERS, Number, Rule
 from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")

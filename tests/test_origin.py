@@ -10,10 +10,10 @@ import torch
 from clients.site import boundary, origin
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, wire
+from fedda import models, packing
 from fedda.errors import Code, OriginError, PolicyError
+from fedda.packing import Arrays, Kind
 from fedda.settings import Task
-from fedda.wire import Arrays, Kind
 from tests.asking import SOURCES, make_source, task_of
 from tests.federation import LIVE, Federation
 from tests.patience import PATIENCE
@@ -42,7 +42,7 @@ def drawn(task: Task, seed: int = 0) -> Arrays:
 
 
 def asked(task: Task, values: Arrays, server_round: int = 1, floats: str = "float32") -> Request:
-    sent = {"model": wire.pack(values, Kind.MODEL, floats)}
+    sent = {"model": packing.pack(values, Kind.MODEL, floats)}
     heading = {"phase": "train", "hop": "train", "part": "source", "round": server_round}
     return Request.make(task.flat(), heading, sent)
 
@@ -157,7 +157,7 @@ def test_another_training_of_the_same_name_is_not_compared(site: Site) -> None:
 
 def test_what_is_answered_by_numbers_is_not_checked_here(site: Site) -> None:
     task = task_of(site, SETTINGS)
-    sent = {"model": wire.pack(moved(drawn(task), "head.weight", 50), Kind.MODEL)}
+    sent = {"model": packing.pack(moved(drawn(task), "head.weight", 50), Kind.MODEL)}
     heading = {"phase": "train", "hop": "test", "part": "target", "round": 1}
     site.origin.check(Request.make(task.flat(), heading, sent))  # type: ignore[union-attr]
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.site.memory import resident
-from fedda import records, wire
+from fedda import packing, records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths import robust
 from fedda.maths.bounds import scaled, too_long
 from fedda.maths.robust import RobustMean, least_for, liars_of
+from fedda.packing import Arrays, Kind
 from fedda.settings import RunConfig
-from fedda.wire import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.simulation import rehearse
@@ -169,7 +169,7 @@ def shifted(by: float) -> Any:
         draws = np.random.default_rng(0)
         lie = {n: by * draws.standard_normal(a.shape).astype(a.dtype) for n, a in trained.items()}
         far = {n: a + np.abs(lie[n]) if a.dtype.kind == "f" else a for n, a in trained.items()}
-        return [changed(request, reply, arrays={"model": wire.pack(far, Kind.MODEL)})]
+        return [changed(request, reply, arrays={"model": packing.pack(far, Kind.MODEL)})]
 
     return script
 
@@ -274,11 +274,11 @@ def bounded(
     """
     judge, sent = (
         Lengths(GuardConfig(max_update=times), asked or len(lengths)),
-        wire.pack({"w": np.zeros(1)}, Kind.MODEL),
+        packing.pack({"w": np.zeros(1)}, Kind.MODEL),
     )
     counted, factors, held = [], {}, []
     for number, length in enumerate(lengths):
-        packed = wire.pack({"w": np.array([length], float)}, Kind.MODEL, "float64")
+        packed = packing.pack({"w": np.array([length], float)}, Kind.MODEL, "float64")
         node: Any = SimpleNamespace(name=str(number))
         counted += judge.add(Reply(node, {"model": packed}, {}), sent, length)
         held.append(len(judge._held))

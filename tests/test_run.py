@@ -16,13 +16,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.app import make_app
-from fedda import wire
+from fedda import packing
 from fedda.errors import Code, QuorumError, RosterError, RunError
 from fedda.flower import ErrorCode, make_message
 from fedda.ops import lock
+from fedda.packing import Kind
 from fedda.results import terminal
 from fedda.results.read import missing_tests, summary
-from fedda.wire import Kind
 from server import attendance, checkpoint, timing
 from server.attendance import Sites
 from server.journal import Event, Journal
@@ -285,7 +285,7 @@ def a_state(server_round: int = 1) -> checkpoint.State:
     return checkpoint.State(
         server_round,
         arrays,
-        {"Real World": wire.pack({"head.w": arrays["a"]}, Kind.MODEL)},
+        {"Real World": packing.pack({"head.w": arrays["a"]}, Kind.MODEL)},
         {"alpha": {"anna": 0.25}},
         history,
         [[1, "source", "to", "model", 80]],
@@ -324,7 +324,7 @@ def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
     tmp_path: Path, kind: Kind, floats: str
 ) -> None:
     odd = np.array([[1 / 3, -0.0, 1e-7], [np.nan, np.inf, 65504]])
-    packed = wire.pack(
+    packed = packing.pack(
         {
             "w": odd.astype(np.float32).T,
             "a": odd.astype(np.float64),
@@ -335,7 +335,7 @@ def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
         kind,
         floats,
     )
-    others = {str(other): wire.pack({"w": np.ones(1)}, other) for other in Kind}
+    others = {str(other): packing.pack({"w": np.ones(1)}, other) for other in Kind}
     state = replace(a_state(), arrays={"z": packed, **others})
     checkpoint.write(tmp_path, state)
     found = checkpoint.read(tmp_path)
@@ -353,8 +353,8 @@ def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
 
 def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None:
     arrays = {
-        "a": wire.pack({"b/c": np.zeros(2)}, Kind.MODEL),
-        "a/b": wire.pack({"c": np.ones(2)}, Kind.MODEL),
+        "a": packing.pack({"b/c": np.zeros(2)}, Kind.MODEL),
+        "a/b": packing.pack({"c": np.ones(2)}, Kind.MODEL),
     }
     checkpoint.write(tmp_path, replace(a_state(), arrays=arrays))
     found = checkpoint.read(tmp_path)

@@ -15,10 +15,10 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
+from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
-from fedda.wire import Arrays, Kind, Packed, pack
 from server.journal import Journal
 from server.simulation import simulate
 from tests.federation import Federation, Run, final_model

@@ -16,9 +16,9 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
 from fedda.ops import keys
+from fedda.packing import Arrays, Kind, pack
 from fedda.secure.agree import Occasion, Own, verify
 from fedda.settings import RunConfig, Task
-from fedda.wire import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
 from tests.federation import Federation, rounds

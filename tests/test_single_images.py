@@ -15,13 +15,14 @@ from clients.shared.clusters import GAIN
 from clients.site import tested
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, wire
+from fedda import models, packing
 from fedda.algorithms.kd3a import FOCUS
 from fedda.errors import NotFiniteError, WireError
 from fedda.maths.validators import infomax
 from fedda.models import Model
+from fedda.packing import Kind
 from fedda.settings import RunConfig
-from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Kind, Number, accuracy_of
+from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of
 from tests.federation import LIVE, Federation
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
 from tests.processes import leaving_nothing
@@ -212,7 +213,7 @@ def probe(change: Mapping[str, torch.Tensor], node: Node, **more: Any) -> dict[s
     task = config.task("fedavg", 0, (1, SIDE, SIDE), ("0", "1", "2", "3"), 2)
     model = models.build(task.model, task.dims, task.classes, 0)
     model.load_state_dict({**model.state_dict(), **change})
-    packed = wire.pack(models.to_arrays(model), Kind.MODEL)
+    packed = packing.pack(models.to_arrays(model), Kind.MODEL)
     (stage,) = task.stages
     request = Request(task, 1, stage, "test", "target", {"model": packed}, {})
     return Target(Site(node | more)).test(request)

@@ -10,10 +10,10 @@ from torch import nn
 from clients import fedavg
 from clients.site.memory import Network, Site, resident
 from clients.site.request import Numbers, Request
-from fedda import models, wire
+from fedda import models, packing
 from fedda.errors import LostError
+from fedda.packing import Kind, Packed
 from fedda.settings import RunConfig, Task
-from fedda.wire import Kind, Packed
 from tests.local_grid import CLASSES, FAST, SIDE, Node
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -71,7 +71,7 @@ def ask(node: Node, server_round: int, kind: type[Source] = Source) -> dict[str,
     """Return a site's numbers of a round; `resident` keeps sites in memory between the calls."""
     task = a_task()
     network = models.build(task.model, task.dims, task.classes, 0)
-    sent: dict[str, Packed] = {"model": wire.pack(models.to_arrays(network), Kind.MODEL)}
+    sent: dict[str, Packed] = {"model": packing.pack(models.to_arrays(network), Kind.MODEL)}
     step = {"round": server_round, "phase": "train", "hop": "train", "part": "source"}
     site: Site = resident(tuple(sorted(node.items())))
     return kind(site).serve(Request.make(task.flat(), step, sent))[1]

@@ -17,7 +17,7 @@ from flwr.common import (
 
 from clients.numpy_client import NumPySite, client_fn, flat, unflat
 from clients.site.memory import resident
-from fedda import records, wire
+from fedda import packing, records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
 from fedda.flower import (
@@ -26,7 +26,7 @@ from fedda.flower import (
     recorddict_to_evaluateres,
     recorddict_to_fitres,
 )
-from fedda.wire import Arrays, Kind
+from fedda.packing import Arrays, Kind
 from server.simulation import LocalGrid
 from strategies.sites import roster
 from strategies.sites.replies import Checks
@@ -83,12 +83,12 @@ def test_the_bound_on_change_can_be_set(domains: list[Node]) -> None:
 def test_a_small_new_head_may_grow() -> None:
     """By hand: 8 weights of 0.01; the bound 5 lets them change by 5 * 0.2 in the mean square."""
     sent = {"head.weight": np.full((2, 4), 0.01, np.float32)}
-    layout = wire.pack(sent, Kind.MODEL).manifest
+    layout = packing.pack(sent, Kind.MODEL).manifest
     checks = Checks(GuardConfig(max_change=5.0), layout)
-    checks.begin(wire.pack(sent, Kind.MODEL))
+    checks.begin(packing.pack(sent, Kind.MODEL))
     node = roster.Node(1, "source", "anna", 10, 0, ("a", "b"), (4,), "")
     for step, refused in ((0.99, False), (-0.99, False), (1.01, True)):
-        moved = wire.pack({"head.weight": sent["head.weight"] + np.float32(step)}, Kind.MODEL)
+        moved = packing.pack({"head.weight": sent["head.weight"] + np.float32(step)}, Kind.MODEL)
         with pytest.raises(WireError, match=r"5\.[01] norms") if refused else nullcontext():
             checks._bounds.check(node.name, "model", moved.unpack())
 

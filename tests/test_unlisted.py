@@ -17,9 +17,9 @@ from flwr.app import Message
 from clients.site import boundary
 from clients.site.memory import Site, resident
 from clients.site.request import Request
-from fedda import plugins, records, wire
+from fedda import packing, plugins, records
 from fedda.errors import WireError
-from fedda.wire import Arrays, Kind, Packed
+from fedda.packing import Arrays, Kind, Packed
 from tests.fuzzing import odd
 from tests.listed import Cell, Layout, cells
 from tests.local_grid import Bench, Node
@@ -85,7 +85,7 @@ def other_arrays(draw: Random, arrays: Arrays) -> Arrays:
         case 1:
             return {**rest, name: array}  # at the end: the same only for the last
         case 2:
-            return arrays | {name: array.astype(draw.choice(sorted(wire.DTYPES)))}
+            return arrays | {name: array.astype(draw.choice(sorted(packing.DTYPES)))}
         case 3:
             return arrays | {name: array.reshape(draw.choice([(-1,), (1, *array.shape)]))}
         case 4:
@@ -113,10 +113,10 @@ def other(
             key = draw.choice(list(arrays))
             packed = arrays[key]
             changed = other_arrays(draw, packed.unpack())
-            arrays[key] = wire.pack(changed, packed.manifest.kind)
+            arrays[key] = packing.pack(changed, packed.manifest.kind)
         case 3 if arrays:
             key = draw.choice(list(arrays))
-            arrays[key] = wire.pack(arrays[key].unpack(), draw.choice(KINDS))
+            arrays[key] = packing.pack(arrays[key].unpack(), draw.choice(KINDS))
         case 4:
             numbers[name] = draw.choice([0.5, 3, odd(draw)])
         case 5:

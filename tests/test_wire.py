@@ -13,20 +13,19 @@ from hypothesis.extra import numpy as hnp
 
 from fedda.errors import NotFiniteError, WireError
 from fedda.maths.coarse import largest
-from fedda.wire import (
+from fedda.packing import (
     ALIGN,
     DTYPES,
     MAX_ENTRIES,
-    TEST,
     Arrays,
     Entry,
     Kind,
     Manifest,
     Packed,
-    Rule,
     lay_out,
     pack,
 )
+from fedda.wire import TEST, Rule
 
 WHOLE = sorted(DTYPES - {"float16", "float64"})  # what travels in float32 without rounding
 

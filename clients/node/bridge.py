@@ -13,7 +13,7 @@ from flwr.app import Error, Message
 
 from fedda import records
 from fedda.errors import Code, FeddaError, WireError, code_of
-from fedda.wire import Packed
+from fedda.packing import Packed
 
 from ..answering import answer
 from ..site import boundary, looked

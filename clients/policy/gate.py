@@ -14,9 +14,10 @@ from typing import Any, Self
 from fedda.config import LEAST_NOISE
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
+from fedda.packing import Kind, Packed
 from fedda.secure.accountant import Steps
 from fedda.settings import Task
-from fedda.wire import LOOK, Kind, Packed, Part
+from fedda.wire import LOOK, Part
 
 from ..site.request import Request
 from . import sizes

@@ -72,7 +72,7 @@ class Limits(Section):
 
 
 class Leaving(Section):
-    """What may leave the site, by its kind (`fedda.wire.Kind`), and the numbers of tests.
+    """What may leave the site, by its kind (`fedda.packing.Kind`), and the numbers of tests.
 
     classes how many tests of each class are answered how, in tens, in a training's last test
     look    what `fedda look` asks for (`clients.site.looked`): never, unless the policy says so

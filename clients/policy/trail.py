@@ -24,7 +24,7 @@ from fedda import __version__, records
 from fedda.errors import Code, WireError
 from fedda.exchange import Stream
 from fedda.ops.chain import Chain
-from fedda.wire import Packed
+from fedda.packing import Packed
 
 from ..site.request import HEADING, Request
 from .compared import AUDIT

@@ -7,7 +7,7 @@ Witness   a linear discriminator that is its own gradient, with the sign changed
 import torch
 from torch import Tensor
 
-from fedda import wire
+from fedda import packing
 from fedda.adversarial import travelling
 from fedda.adversarial.discriminators import (
     Discriminator,
@@ -19,7 +19,7 @@ from fedda.adversarial.discriminators import (
 )
 from fedda.adversarial.lazy import LazySync
 from fedda.maths import fourier
-from fedda.wire import Kind, Packed
+from fedda.packing import Kind, Packed
 
 from ..site.state import Kept
 
@@ -83,7 +83,7 @@ class Copy:
         g_sync = self.sync.latest
         assert g_sync is not None  # a round has at least one window
         state = travelling.state_of(self.DI, self.optimizer, g_sync)
-        return wire.pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
+        return packing.pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
 
     def put_down(self) -> Kept:
         """Return the state from which the next round continues, if it stays at its site."""
@@ -124,4 +124,4 @@ class Witness:
         g_sync = self.sync.latest
         assert g_sync is not None  # a round has at least one window
         w = fourier.witness(g_sync).to("cpu", torch.float32)
-        return wire.pack({"w": w.numpy()}, Kind.GRADIENT)
+        return packing.pack({"w": w.numpy()}, Kind.GRADIENT)

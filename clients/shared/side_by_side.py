@@ -10,7 +10,7 @@ from fedda import models
 from fedda.errors import ConfigError
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.models import Model
-from fedda.wire import Packed
+from fedda.packing import Packed
 
 from ..site import state
 from ..site.memory import Network

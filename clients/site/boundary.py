@@ -13,8 +13,9 @@ from flwr.app import RecordDict
 
 from fedda import records
 from fedda.errors import WireError
+from fedda.packing import Kind, Packed
 from fedda.settings import Task
-from fedda.wire import ANSWERS, Kind, Packed, Rule
+from fedda.wire import ANSWERS, Rule
 
 from . import state
 from .crafted import GROWING, check_rows

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedda import models
 from fedda.models import Model
-from fedda.wire import LOSS, Kind, Packed
+from fedda.packing import Kind, Packed
+from fedda.wire import LOSS
 
 from . import tested
 from .memory import Site

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn, optim
 
-from fedda import __version__, data, models, plugins, wire
+from fedda import __version__, data, models, packing, plugins
 from fedda.config import FEATURES_HIDE, IMAGES_HIDE, Inputs
 from fedda.data import categories, naming
 from fedda.data.naming import listed
@@ -430,7 +430,9 @@ class Workspace:
         self.held: dict[str, Any] = {}
         self._kept: dict[tuple[str, int], state.Kept] = {}
         self.model = self.blank()
-        self.schema = wire.layout(models.to_arrays(self.model), wire.Kind.MODEL, task.wire.dtype)
+        self.schema = packing.layout(
+            models.to_arrays(self.model), packing.Kind.MODEL, task.wire.dtype
+        )
 
     def blank(self, extension: models.Extension | None = None) -> models.Model:
         """Make the run's network on the site's device; its weights are loaded later.

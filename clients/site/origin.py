@@ -30,8 +30,9 @@ import torch
 from fedda import models
 from fedda.errors import ModelError, OriginError
 from fedda.maths.bounds import SMALL, is_weight, norm
+from fedda.packing import Arrays, Kind
 from fedda.settings import Task
-from fedda.wire import Arrays, Kind, Part
+from fedda.wire import Part
 
 from . import state
 from .crafted import GROWING

@@ -10,8 +10,9 @@ from fedda.errors import WireError
 from fedda.exchange import Group, Invitation
 from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
+from fedda.packing import Manifest, Packed
 from fedda.settings import Task
-from fedda.wire import Manifest, Packed, Part
+from fedda.wire import Part
 
 Numbers = dict[str, Any]
 HEADING = ("round", "phase", "hop", "part", "final")  # of a request; the last only in such a round

@@ -36,7 +36,7 @@ from typing import Any
 import live
 import torch
 
-from fedda import models, wire
+from fedda import models, packing, wire
 from fedda.algorithms import kd3a
 from fedda.data import digits
 from fedda.halves import load
@@ -84,7 +84,7 @@ def clocked() -> Clock:
     clock.on("loading", models, "load_arrays")
     for module in (wire, base, strategy):
         clock.on("packing", module, "pack")
-    clock.on("packing", wire.Packed, "check_finite", "unpack")
+    clock.on("packing", packing.Packed, "check_finite", "unpack")
     clock.on("packing", load("strategies", "sites.replies").Checks, "read")
     clock.on("averaging", kd3a, "mix")
     clock.on("testing", load("clients", "base").Client, "test")

@@ -48,16 +48,16 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from fedda import records, wire
+from fedda import packing, records
 from fedda.config import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load
 from fedda.maths.average import STATISTICS
+from fedda.packing import Arrays, Kind
 from fedda.results.plainly import markdown
 from fedda.settings import RunConfig, overrides
-from fedda.wire import Arrays, Kind
 
 TARGET = "fonts"
 LIES = ("flipped", "claimed", "fourfold", "scaled", "noise", "nan", "away")
@@ -177,7 +177,7 @@ def lying_grid(nodes: Sequence[Mapping[str, Any]], lie: str, seed: int) -> type:
                 sent, _ = records.read(message.content)
                 back, tables = records.read(reply.content)
                 model = lied(lie, sent["model"].unpack(), back["model"].unpack(), draws)
-                packed = {**back, "model": wire.pack(model, Kind.MODEL)}
+                packed = {**back, "model": packing.pack(model, Kind.MODEL)}
                 return Message(records.write(packed, metrics=tables["metrics"]), reply_to=message)
             return reply
 

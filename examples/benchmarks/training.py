@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedda import models, wire
+from fedda import models, packing
 from fedda.config import IMAGES_HIDE
 from fedda.halves import load
 from fedda.settings import RunConfig
@@ -86,7 +86,7 @@ def site_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callabl
     if models.frozen(config.model):
         task = task.model_copy(update={"frozen": models.digest(config.model, task.dims)})
     model = models.build(config.model, task.dims, CLASSES, 0)
-    arrays = {"model": wire.pack(models.to_arrays(model), wire.Kind.MODEL)}
+    arrays = {"model": packing.pack(models.to_arrays(model), packing.Kind.MODEL)}
     request = load("clients", "site.request").Request(
         task, 1, task.stage(1), "train", "source", arrays, {}
     )
@@ -172,8 +172,8 @@ def frozen_figures(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     shape = (3, args.size, args.size)
     sizes = [
         len(
-            wire.pack(
-                models.to_arrays(models.blank(c.model, shape, CLASSES)), wire.Kind.MODEL
+            packing.pack(
+                models.to_arrays(models.blank(c.model, shape, CLASSES)), packing.Kind.MODEL
             ).buffer
         )
         for c in configs.values()

@@ -30,8 +30,9 @@ from torch.nn import functional as F
 from fedda.config import Section
 from fedda.maths.schedule import Growth, growth
 from fedda.maths.spectral import spectral_norm
+from fedda.packing import Entry, Kind, Manifest
 from fedda.train import generator
-from fedda.wire import Entry, Kind, Manifest, Number, Role
+from fedda.wire import Number, Role
 
 Loss = Literal["adda", "grl", "wassda", "cada"]
 Deception = Literal["inverted", "reversal"]

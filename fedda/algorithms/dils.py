@@ -26,7 +26,8 @@ from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, Discr
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Extent, Method, Phase
-from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Manifest, Part, Rule
+from fedda.packing import Manifest
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Part, Rule
 
 
 class Adaptation(Critic):

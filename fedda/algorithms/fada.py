@@ -59,7 +59,8 @@ from fedda.config import Scalar, Section
 from fedda.maths.gap import Unit
 from fedda.maths.schedule import Growth, growth
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, SECONDS, STEPS, Kind, Number, Part, Role, Rule
+from fedda.packing import Kind
+from fedda.wire import MODEL, SECONDS, STEPS, Number, Part, Role, Rule
 
 Parts = Literal["attention", "adversarial", "all"]
 

@@ -29,7 +29,8 @@ from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Kind, Manifest, Part, Rule
+from fedda.packing import Kind, Manifest
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Part, Rule
 
 
 class Config(fedavg.Config):

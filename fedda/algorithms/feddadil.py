@@ -33,21 +33,8 @@ from fedda.errors import ConfigError, WireError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
 from fedda.methods import Method, Phase, Signature
-from fedda.wire import (
-    LOSS,
-    MODEL,
-    SECONDS,
-    STEPS,
-    TEST,
-    Arrays,
-    Entry,
-    Kind,
-    Manifest,
-    Number,
-    Part,
-    Rule,
-    accuracy_of,
-)
+from fedda.packing import Arrays, Entry, Kind, Manifest
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Number, Part, Rule, accuracy_of
 
 Head = Literal["reconstruction", "ensemble"]
 

@@ -50,7 +50,8 @@ from fedda.algorithms import dils, fedavg
 from fedda.config import Scalar, is_site_name
 from fedda.maths.ocs import Selector
 from fedda.methods import Extent, Method, Phase
-from fedda.wire import INFOMAX, MODEL, REFUSED, SECONDS, TEST, Kind, Manifest, Number, Part, Rule
+from fedda.packing import Kind, Manifest
+from fedda.wire import INFOMAX, MODEL, REFUSED, SECONDS, TEST, Number, Part, Rule
 
 
 class Measure(DiscriminatorConfig):

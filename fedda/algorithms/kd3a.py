@@ -30,7 +30,8 @@ from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import MODEL, REFUSED, Arrays, Kind, Number, Part, Rule, pieces
+from fedda.packing import Arrays, Kind, pieces
+from fedda.wire import MODEL, REFUSED, Number, Part, Rule
 
 
 class ConfidenceGate(Section):

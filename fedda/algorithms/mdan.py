@@ -29,7 +29,8 @@ from fedda.adversarial.discriminators import Deceived, Deception, DiscriminatorC
 from fedda.algorithms import fdann, fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import MODEL, Kind, Number, Part, Rule
+from fedda.packing import Kind
+from fedda.wire import MODEL, Number, Part, Rule
 
 Max = Literal["soft", "hard"]
 Sign = Literal["code", "paper"]

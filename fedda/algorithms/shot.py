@@ -29,7 +29,8 @@ from fedda.config import Scalar, Section, Shares
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import LOSS_MOST, MODEL, REFUSED, SECONDS, STEPS, TEST, Kind, Number, Part, Rule
+from fedda.packing import Kind
+from fedda.wire import LOSS_MOST, MODEL, REFUSED, SECONDS, STEPS, TEST, Number, Part, Rule
 
 Centroids = Literal["official", "paper"]
 DOUBT = 0.1  # of a teacher that a target brings

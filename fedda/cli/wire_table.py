@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from fedda import plugins
 from fedda.methods import Phase
+from fedda.packing import Kind
 from fedda.secure import hiding
-from fedda.wire import LOOK, LOOK_TABLE, Kind, Part, Rule
+from fedda.wire import LOOK, LOOK_TABLE, Part, Rule
 
 
 class Crossing(NamedTuple):

@@ -20,7 +20,8 @@ from fedda.data.naming import can_be_brief, is_one_line
 from fedda.errors import WireError
 from fedda.maths import summaries
 from fedda.maths.summaries import BINS, FLOOR, GRID
-from fedda.wire import LOOK, Entry, Kind, Manifest, Packed, Role, pack
+from fedda.packing import Entry, Kind, Manifest, Packed, pack
+from fedda.wire import LOOK, Role
 
 SIDE = 32  # pixels to which images are reduced
 SHARES = ("missing", "share")

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedda.config import Rule
-from fedda.wire import Arrays
+from fedda.packing import Arrays
 
 Matrix = NDArray[np.floating]
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedda.wire import Arrays
+from fedda.packing import Arrays
 
 from .networks import Model
 

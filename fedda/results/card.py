@@ -7,8 +7,8 @@ from string import Template
 from typing import Any
 
 from fedda.halves import REFERENCE
+from fedda.packing import COUNTED
 from fedda.results.plainly import markdown
-from fedda.wire import COUNTED
 
 from . import read
 

@@ -18,7 +18,8 @@ from typing import Any, Literal
 from fedda.config import Secure
 from fedda.errors import ConfigError
 from fedda.methods import Layouts, Method, Phase
-from fedda.wire import LOSS, REFUSED, SECONDS, Kind, Manifest, Number, Part, Rule
+from fedda.packing import Kind, Manifest
+from fedda.wire import LOSS, REFUSED, SECONDS, Number, Part, Rule
 
 from . import masks, seal
 

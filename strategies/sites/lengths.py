@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from fedda.config import GuardConfig
 from fedda.maths.bounds import Peers, scaled, too_long
-from fedda.wire import Kind, Packed, pack
+from fedda.packing import Kind, Packed, pack
 
 from .held import MODEL
 from .replies import Reply

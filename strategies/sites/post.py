@@ -9,7 +9,8 @@ from flwr.app import Message
 from fedda import records
 from fedda.errors import Code, FeddaError, public
 from fedda.maths.bounds import LEAST, NAMED, norm
-from fedda.wire import Kind, Manifest, Packed, Part
+from fedda.packing import Kind, Manifest, Packed
+from fedda.wire import Part
 
 from .held import MODEL, Held
 from .lengths import Lengths

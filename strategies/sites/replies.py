@@ -11,7 +11,8 @@ from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import FeddaError, QuorumError, WireError
 from fedda.maths.bounds import Bounds
-from fedda.wire import Arrays, Kind, Manifest, Packed, Part
+from fedda.packing import Arrays, Kind, Manifest, Packed
+from fedda.wire import Part
 
 from .roster import Node, Roster
 

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from fedda import wire
+from fedda import packing
 from fedda.clients import fedavg
 from fedda.clients.base import Client
 from fedda.clients.site.request import Numbers, Request
 from fedda.clients.site.state import Kept
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.wire import Kind, Packed
+from fedda.packing import Kind, Packed
 
 from . import algorithm as centring
 
@@ -79,4 +79,4 @@ class Target(Client):
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the means."""
-        return {"means": wire.pack(self.means, Kind.STATISTICS, self.task.wire.dtype)}
+        return {"means": packing.pack(self.means, Kind.STATISTICS, self.task.wire.dtype)}

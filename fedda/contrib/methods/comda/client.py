@@ -18,7 +18,7 @@ from fedda.clients.site.state import Kept
 from fedda.contrib.methods.decision.algorithm import WEIGHT
 from fedda.maths import mixup
 from fedda.models import Model
-from fedda.wire import Arrays, Kind, Packed, pack
+from fedda.packing import Arrays, Kind, Packed, pack
 
 from . import algorithm as comda
 

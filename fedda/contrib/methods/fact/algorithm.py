@@ -29,7 +29,8 @@ from fedda.algorithms import fedavg
 from fedda.config import Scalar, Section
 from fedda.maths.mixture import Surest
 from fedda.methods import Hop, Method, Phase
-from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Kind, Manifest, Part, Rule
+from fedda.packing import Kind, Manifest
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Part, Rule
 
 Softmax = Literal["once", "twice"]
 

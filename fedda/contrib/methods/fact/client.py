@@ -21,8 +21,8 @@ from fedda.clients.site.memory import Network
 from fedda.clients.site.request import Numbers, Request
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
+from fedda.packing import Packed
 from fedda.train import learning_rate, make_optimizer
-from fedda.wire import Packed
 
 from . import algorithm as fact
 

@@ -28,7 +28,8 @@ from fedda.adversarial.discriminators import CLIPPED, Reversal
 from fedda.algorithms import fedavg
 from fedda.config import Scalar
 from fedda.methods import Method, Phase
-from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Entry, Kind, Manifest, Number, Part, Rule
+from fedda.packing import Entry, Kind, Manifest
+from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Number, Part, Rule
 
 
 class Config(fedavg.Config):

@@ -16,8 +16,8 @@ from fedda.clients.site.request import Numbers
 from fedda.exchange import Group, Stream
 from fedda.maths import fourier
 from fedda.models import evaluating
+from fedda.packing import Packed
 from fedda.train import generator
-from fedda.wire import Packed
 
 
 class Member(fdann.Member):
