@@ -5,10 +5,12 @@
                       and from the tables of results (`method_page`)
     reference/*.md    the public functions and classes of a package, from their docstrings
     FILES             files of the repository that are pages, too
+    <!-- a mark -->   in a page, the table of what crosses, of the packages, or the tree of methods
 
 So no table of settings or contracts is copied by hand.
 """
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -16,11 +18,12 @@ from typing import Any
 
 from formulas import Formulas
 from links import FILES, RESULTS, ROOT, linked, moved
-from method_page import page_of
+from method_page import page_of, table
 from mkdocs.structure.files import File
 from which_picture import with_tree
 
 from fedda import plugins
+from fedda.cli import wire_table
 
 # Packages of the reference, by page.
 REFERENCE = {
@@ -47,8 +50,25 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Draw the tree, and point links to files of the repository at their pages or nowhere."""
-    return linked(with_tree(markdown), page.file.src_uri)
+    """Fill in marks, and point links to files of the repository at their pages or nowhere."""
+    return linked(filled(markdown), page.file.src_uri)
+
+
+def filled(page: str) -> str:
+    """A page's text with what its marks stand for."""
+    page = page.replace("<!-- what crosses -->", wire_table.table())
+    return with_tree(page.replace("<!-- the packages -->", packages()))
+
+
+def packages() -> str:
+    """A table of all packages, with the first line of their docstrings."""
+    rows = []
+    for top in ("fedda", "strategies", "clients", "server"):
+        for file in sorted((ROOT / top).rglob("__init__.py")):
+            name = str(file.parent.relative_to(ROOT))
+            if about := ast.get_docstring(ast.parse(file.read_text())):
+                rows.append((f"`{name}`", about.partition("\n")[0]))
+    return table(("package", "what it has"), rows)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -59,9 +79,9 @@ def pages() -> Iterator[tuple[str, str]]:
         yield f"reference/{name}.md", reference(name, packages)
     for path, name in FILES.items():
         yield name, moved((ROOT / path).read_text(), path, name)
-    for table in sorted((ROOT / RESULTS).glob("*.md")):
-        if table.name != "README.md":
-            yield f"results/measured/{table.name}", "#" + table.read_text().lstrip("#")
+    for file in sorted((ROOT / RESULTS).glob("*.md")):
+        if file.name != "README.md":
+            yield f"results/measured/{file.name}", "#" + file.read_text().lstrip("#")
 
 
 # ---- reference ---------------------------------------------------------------------------------

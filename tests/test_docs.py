@@ -277,14 +277,15 @@ def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
 # ---- what crosses ------------------------------------------------------------------------------
 
 
-def test_the_wire_table_of_the_documentation_matches_the_contracts() -> None:
-    """Renew it with `fedda methods --wire`."""
+def test_the_pages_are_filled_with_what_crosses_and_the_packages(hooks: Any) -> None:
     table = wire_table.table()
-    assert table in (ROOT / "docs" / "trust" / "wire.md").read_text()
+    assert table in hooks.filled((ROOT / "docs" / "trust" / "wire.md").read_text())
     assert all(
         any(method in line.split("|")[1] for line in table.splitlines())
         for method in plugins.methods()
     )
+    code = hooks.filled((ROOT / "docs" / "code.md").read_text())
+    assert "| `clients/policy` | What a site allows a server to do" in code
 
 
 def test_optional_content_is_in_brackets() -> None:
