@@ -5,7 +5,7 @@
                       and from the tables of results (`method_page`)
     reference/*.md    the public functions and classes of a package, from their docstrings
     FILES             files of the repository that are pages, too
-    <!-- a mark -->   in a page, the table of what crosses, of the packages, or the tree of methods
+    <!-- a mark -->   in a page, a table of what crosses, packages or methods, or the tree of these
 
 So no table of settings or contracts is copied by hand.
 """
@@ -57,8 +57,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def filled(page: str) -> str:
     """A page's text with what its marks stand for."""
-    page = page.replace("<!-- what crosses -->", wire_table.table())
-    return with_tree(page.replace("<!-- the packages -->", packages()))
+    tables = {"what crosses": wire_table.table, "the packages": packages, "the methods": methods}
+    for mark, made in tables.items():
+        if f"<!-- {mark} -->" in page:
+            page = page.replace(f"<!-- {mark} -->", made())
+    return with_tree(page)
+
+
+def methods() -> str:
+    """A table of all methods, with the first line of their formulas' docstring."""
+    rows = [
+        (f"[`{name}`]({name}.md)", plugins.about(name)) for name in sorted(plugins.own_methods())
+    ]
+    return table(("method", "what it does"), rows)
 
 
 def packages() -> str:
