@@ -5,7 +5,7 @@
                       and from the tables of results (`method_page`)
     reference/*.md    the public functions and classes of a package, from their docstrings
     FILES             files of the repository that are pages, too
-    <!-- a mark -->   in a page, a table of what crosses, packages or methods, or the tree of these
+    <!-- a mark -->   in a page, what it names: a table, or the tree of methods
 
 So no table of settings or contracts is copied by hand.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 from formulas import Formulas
 from links import FILES, RESULTS, ROOT, linked, moved
-from method_page import page_of, table
+from method_page import page_of, table, to_decide_by
 from mkdocs.structure.files import File
 from which_picture import with_tree
 
@@ -57,7 +57,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def filled(page: str) -> str:
     """A page's text with what its marks stand for."""
-    tables = {"what crosses": wire_table.table, "the packages": packages, "the methods": methods}
+    tables = {
+        "what crosses": wire_table.table,
+        "what was measured": lambda: moved(to_decide_by(), "docs/methods/x.md", "which-method.md"),
+        "the packages": packages,
+        "the methods": methods,
+    }
     for mark, made in tables.items():
         if f"<!-- {mark} -->" in page:
             page = page.replace(f"<!-- {mark} -->", made())
