@@ -5,10 +5,12 @@
                       and from the tables of results (`method_page`)
     reference/*.md    the public functions and classes of a package, from their docstrings
     FILES             files of the repository that are pages, too
+    <!-- a mark -->   in a page, what it names: a table, or the tree of methods
 
 So no table of settings or contracts is copied by hand.
 """
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -16,16 +18,18 @@ from typing import Any
 
 from formulas import Formulas
 from links import FILES, RESULTS, ROOT, linked, moved
-from method_page import page_of
+from method_page import page_of, table, to_decide_by
 from mkdocs.structure.files import File
 from which_picture import with_tree
 
 from fedda import plugins
+from fedda.cli import wire_table
 
 # Packages of the reference, by page.
 REFERENCE = {
     "formulas": ("fedda.maths", "fedda.algorithms", "fedda.adversarial"),
     "library": ("fedda.library", "fedda.models", "fedda.data", "fedda.settings", "fedda.results"),
+    "halves": ("strategies.base", "clients.base", "clients.shared.exchanging"),
     "contracts": ("fedda.methods", "fedda.wire", "fedda.secure", "fedda.exchange", "fedda.errors"),
 }
 
@@ -47,8 +51,41 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Draw the tree, and point links to files of the repository at their pages or nowhere."""
-    return linked(with_tree(markdown), page.file.src_uri)
+    """Fill in marks, and point links to files of the repository at their pages or nowhere."""
+    return linked(filled(markdown), page.file.src_uri)
+
+
+def filled(page: str) -> str:
+    """A page's text with what its marks stand for."""
+    tables = {
+        "what crosses": wire_table.table,
+        "what was measured": lambda: moved(to_decide_by(), "docs/methods/x.md", "which-method.md"),
+        "the packages": packages,
+        "the methods": methods,
+    }
+    for mark, made in tables.items():
+        if f"<!-- {mark} -->" in page:
+            page = page.replace(f"<!-- {mark} -->", made())
+    return with_tree(page)
+
+
+def methods() -> str:
+    """A table of all methods, with the first line of their formulas' docstring."""
+    rows = [
+        (f"[`{name}`]({name}.md)", plugins.about(name)) for name in sorted(plugins.own_methods())
+    ]
+    return table(("method", "what it does"), rows)
+
+
+def packages() -> str:
+    """A table of all packages, with the first line of their docstrings."""
+    rows = []
+    for top in ("fedda", "strategies", "clients", "server"):
+        for file in sorted((ROOT / top).rglob("__init__.py")):
+            name = str(file.parent.relative_to(ROOT))
+            if about := ast.get_docstring(ast.parse(file.read_text())):
+                rows.append((f"`{name}`", about.partition("\n")[0]))
+    return table(("package", "what it has"), rows)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -59,9 +96,9 @@ def pages() -> Iterator[tuple[str, str]]:
         yield f"reference/{name}.md", reference(name, packages)
     for path, name in FILES.items():
         yield name, moved((ROOT / path).read_text(), path, name)
-    for table in sorted((ROOT / RESULTS).glob("*.md")):
-        if table.name != "README.md":
-            yield f"results/measured/{table.name}", "#" + table.read_text().lstrip("#")
+    for file in sorted((ROOT / RESULTS).glob("*.md")):
+        if file.name != "README.md":
+            yield f"results/measured/{file.name}", "#" + file.read_text().lstrip("#")
 
 
 # ---- reference ---------------------------------------------------------------------------------

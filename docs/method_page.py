@@ -23,6 +23,15 @@ from fedda.cli import settings, wire_table
 from fedda.settings import RunConfig, presets
 
 GRAND = ("grand", "grand-methods", "grand-centring")  # tables of results with a row for each method
+# Those that `which-method.md` has.
+DECISIVE = {
+    "grand": ("FedAvg", "AdaBN", "KD3A", "f-DANN", "FADA"),
+    "grand-methods": ("FedDaDiL-R", "DECISION", "SHOT"),
+    "grand-centring": ("FedAvg", "Centring"),
+    "grand-heart": ("FedAvg", "KD3A", "f-DANN", "FADA"),
+}
+HEADS = ("measured on", "", "gain", "worst target", "refined: gain", "worst target")
+HEADS += ("MB a round", "s a round")
 HELPS = "## When it helps, and when not"
 ABOUT = (
     "Points of accuracy at the target over FedAvg's unrefined model: the mean over the targets "
@@ -90,19 +99,31 @@ def measured(title: str) -> str:
     title = title.partition(" (")[0]
     lines: list[tuple[str, ...]] = []
     for name in GRAND:
-        text = (ROOT / RESULTS / f"{name}.md").read_text()
-        rows = {row.method: row for row in rows_of(text)}
-        mine = [row for m, row in rows.items() if m == title or m.startswith(f"{title}-")]
-        size = re.search(r"(\d+ targets), (\d+ seeds?)", text)
-        assert size is not None
-        where = f"[{size[1]}, {size[2]}](../../{RESULTS}/{name}.md)"
-        if mine:
-            shown = {row.method: row for row in (*mine, rows["FedAvg"])}
-            lines += [(where, *row) for row in shown.values()]
+        mine = [m for m in rows_in(name) if m == title or m.startswith(f"{title}-")]
+        lines += lines_of(name, [*mine, "FedAvg"]) if mine else []
     if not lines:
         return "The tables of all methods do not have this one."
-    heads = ("measured on", "", "gain", "worst target", "refined: gain", "worst target")
-    return f"{ABOUT}\n\n{table((*heads, 'MB a round', 's a round'), lines)}"
+    return f"{ABOUT}\n\n{table(HEADS, lines)}"
+
+
+def to_decide_by() -> str:
+    """The rows of several tables by which the page on which method to take decides."""
+    return table(
+        HEADS, [row for name, chosen in DECISIVE.items() for row in lines_of(name, chosen)]
+    )
+
+
+def rows_in(name: str) -> dict[str, Row]:
+    """The rows of a table of results, by their method."""
+    return {row.method: row for row in rows_of((ROOT / RESULTS / f"{name}.md").read_text())}
+
+
+def lines_of(name: str, chosen: Iterable[str]) -> list[tuple[str, ...]]:
+    """Some methods' rows of a table of results, each once, behind a link to it."""
+    size = re.search(r"(\d+ targets), (\d+ seeds?)", (ROOT / RESULTS / f"{name}.md").read_text())
+    assert size is not None
+    where, rows = f"[{size[1]}, {size[2]}](../../{RESULTS}/{name}.md)", rows_in(name)
+    return [(where, *rows[method]) for method in dict.fromkeys(chosen)]
 
 
 def rows_of(text: str) -> Iterator[Row]:

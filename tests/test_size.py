@@ -1,15 +1,49 @@
-"""No room of the house grows beyond its budget, the table in docs/code.md."""
+"""No room of the house grows beyond its budget."""
 
 import ast
 import io
-import re
 import tokenize
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
-ROW = re.compile(r"^\| `([\w/]+)` \|.*\| ([\d,]+) \|$", re.MULTILINE)
+# Lines of code of each room at most; raising one is a line in a change, with its reason.
+BUDGETS = {
+    "clients": 1_525,
+    "clients/node": 1_125,
+    "clients/policy": 800,
+    "clients/shared": 575,
+    "clients/site": 2_300,
+    "fedda": 1_725,
+    "fedda/adversarial": 425,
+    "fedda/algorithms": 1_175,
+    "fedda/cli": 2_725,
+    "fedda/contrib": 25,
+    "fedda/contrib/audit": 1_425,
+    "fedda/contrib/benchmarks": 1_475,
+    "fedda/contrib/lab": 1_850,
+    "fedda/contrib/methods": 975,
+    "fedda/contrib/readers": 350,
+    "fedda/contrib/report": 2_550,
+    "fedda/data": 4_850,
+    "fedda/exchange": 1_175,
+    "fedda/flower": 150,
+    "fedda/lane": 800,
+    "fedda/library": 1_000,
+    "fedda/look": 275,
+    "fedda/maths": 1_100,
+    "fedda/models": 1_550,
+    "fedda/ops": 1_250,
+    "fedda/results": 1_250,
+    "fedda/secure": 450,
+    "fedda/settings": 675,
+    "server": 2_450,
+    "server/superlink": 1_700,
+    "server/watching": 375,
+    "strategies": 1_250,
+    "strategies/sites": 775,
+}
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -52,12 +86,7 @@ def test_lines_of_code_are_counted_by_hand() -> None:
 
 
 def test_no_room_is_above_its_budget() -> None:
-    budgets = {name: int(most.replace(",", "")) for name, most in ROW.findall(code_page())}
     found = rooms()
-    assert {*found} == {*budgets}, "each room has a row in docs/code.md"
-    above = {name: (n, budgets[name]) for name, n in found.items() if n > budgets[name]}
+    assert {*found} == {*BUDGETS}, "each room has a budget"
+    above = {name: (n, BUDGETS[name]) for name, n in found.items() if n > BUDGETS[name]}
     assert not above, f"lines of code, and at most: {above}"
-
-
-def code_page() -> str:
-    return (ROOT / "docs" / "code.md").read_text()

@@ -1,0 +1,1 @@
+"""One module per method: its formulas, settings and contract."""
