@@ -24,7 +24,7 @@ from clients.site.request import Request
 from fedda import plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.wire import ANSWERS, MODEL, REFINED, Arrays, Kind, Packed, Role
+from fedda.wire import ANSWERS, MODEL, REFINED, Kind, Packed, Role
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed
@@ -676,35 +676,6 @@ def test_a_site_refuses_an_invitation_in_a_hop_without_sums(
         request.content["exchange"] = summing.content["exchange"]
         assert_refused(bench, request, begun)
     assert begun == ["look", "test"]
-
-
-def test_gradients_are_counted_whenever_in_the_round_their_session_ends(
-    domains: list[Node], runs: dict[str, str], looking: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Early(plugins.strategy("fdann")):
-        def combine(self, replies: Iterable[Message]) -> tuple[Arrays, dict[str, Any]]:
-            model, numbers = super().combine(replies)
-            self.adjourn()
-            looked = self.ask_target("look", {"model": self.model}, needs={"steps"})
-            return model, numbers | {"looked": looked.numbers["steps"]}
-
-    def rounds(name: str) -> list[dict[str, Any]]:
-        results, _ = run(domains, runs | {"method": "fdann", "run.name": name})
-        assert results["events"] == []
-        return results["trainings"]["fdann"][0]["rounds"]
-
-    def gradients(entry: dict[str, Any]) -> dict[str, int]:
-        return {kind: n for kind, n in entry["bytes"].items() if kind.endswith("gradient")}
-
-    at_the_end = rounds("end")
-    monkeypatch.setattr("strategies.fdann.STRATEGY", Early)
-    early = rounds("early")
-    assert [entry["looked"] for entry in early] == [1, 1]
-    ways = {f"{way} {role} gradient" for way in ("to", "from") for role in ("source", "target")}
-    for found, wanted in zip(early, at_the_end, strict=True):
-        assert set(gradients(found)) == ways
-        assert gradients(found) == gradients(wanted)
-        assert found["gradient-examples"] == wanted["gradient-examples"] > 0
 
 
 # ---- the server refuses to accept --------------------------------------------------------------
