@@ -1,6 +1,6 @@
 """The benchmarks' programs: all take their arguments; nightly each runs in small.
 
-A short run is in the gate where the program has changed, or a module that it imports from its folder.
+It is in the gate where the program has changed, or a module that it imports from its folder.
 """
 
 import importlib

@@ -11,7 +11,6 @@ from fedda.contrib.audit import membership
 from fedda.contrib.audit.finding import Audit, Finding
 from fedda.contrib.audit.prove import ABOVE, Proof
 from fedda.contrib.report.page import evidence
-from fedda.errors import ConfigError
 from tests.test_audits import made, run_audit
 from tests.test_page import Read
 
@@ -54,24 +53,6 @@ def test_the_figures_are_the_worst_that_the_site_lets_happen() -> None:
     assert evidence.figures(ROWS, 16)["images"] == 0.5
     assert evidence.figures(ROWS, 100)["images"] == 0.055  # of the most that could be tried
     assert evidence.figures([], 64) == dict.fromkeys(evidence.MEANING)
-
-
-def test_what_was_not_measured_is_above_any_threshold() -> None:
-    found = evidence.figures(SHARES, 64)
-    assert evidence.above(found, dict.fromkeys(evidence.MEANING)) == []
-    most = {"images": 1.0, "membership": None, "shares": 0.75}
-    assert evidence.above(found, most) == ["images"]
-    assert evidence.above(found, most | {"shares": 0.74}) == ["images", "shares"]
-
-
-def test_the_risks_follow_what_crossed_and_the_settings() -> None:
-    seen = " ".join(evidence.open_risks({}, ["from source model"], ROWS))
-    assert "each single source" in seen and "differential privacy" in seen and "BatchNorm" in seen
-    assert "Not tried: properties." in seen and "Gradients" not in seen
-    config = {"privacy.noise": 1.0, "model.norm": "group"}
-    hidden = " ".join(evidence.open_risks(config, ["from source masked", "to target gradient"], []))
-    assert "each single source" not in hidden and "differential privacy" not in hidden
-    assert "BatchNorm" not in hidden and "Gradients" in hidden
 
 
 @pytest.fixture
@@ -117,14 +98,6 @@ def test_a_figure_above_the_policy_ends_with_its_exit_code(
             proof.finish(*arguments)
         assert ended.value.exit_code == ABOVE and odd in capsys.readouterr().err
     assert not any(v is not None for v in Policy().audit.model_dump().values())
-
-
-def test_bad_files_are_refused_before_any_attack(tmp_path: Path) -> None:
-    run = made(tmp_path)
-    with pytest.raises(ConfigError, match="page's name that ends in"):
-        Proof(run, tmp_path / "e.pdf", None)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        Proof(run, None, tmp_path / "none.toml")
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """FACT: the discrepancy, a whole round against one loop, and what crosses."""
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from clients.site.memory import resident
 from fedda import models, records
 from fedda.config import ModelConfig
 from fedda.contrib.methods.fact import algorithm as fact
-from fedda.contrib.methods.fact import client as clients_of_fact
-from fedda.contrib.methods.fact.client import Answer, groups_of, half_optimizer
+from fedda.contrib.methods.fact.client import Answer
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import round_images, seed_for
@@ -39,16 +37,6 @@ FACT: dict[str, Any] = {"train.momentum": 0.9, "train.lr": 0.05, "train.schedule
 FACT |= {"model.bottleneck": 6}
 
 
-def test_the_discrepancy_by_hand() -> None:
-    """Heads that say 3 to 1 and 1 to 3 differ by one half in each class."""
-    one = torch.tensor([[math.log(3.0), 0.0]])
-    assert fact.discrepancy(one, -one).item() == pytest.approx(0.5)
-    assert fact.discrepancy(one, one + 7).item() == pytest.approx(0, abs=1e-6)
-    # Softmax twice of (3/4, 1/4): 1 / (1 + exp(-1/2)); never more than that of (1, 0).
-    wanted = 2 / (1 + math.exp(-0.5)) - 1
-    assert fact.discrepancy(one, -one, "twice").item() == pytest.approx(wanted)
-
-
 @pytest.mark.parametrize("softmax", ["once", "twice"])
 def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
     draws = torch.Generator().manual_seed(2)
@@ -57,15 +45,6 @@ def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
     assert fact.discrepancy(one, other, softmax).item() == pytest.approx(wanted)
     answers = fact.answers(one, softmax)
     assert torch.equal(answers, one if softmax == "once" else one.softmax(dim=1))
-
-
-def test_each_half_of_a_pretrained_network_has_the_rates_of_the_whole() -> None:
-    model = models.build(ModelConfig(name="mlp", hidden="6", bottleneck=4), (5,), 3, seed=0)
-    model.pretrained = True
-    rates = [[g["lr"] for g in groups_of(model, half, 0.1)] for half in (model.encoder, model.head)]
-    assert rates == [[0.1, 1.0], [1.0]]
-    parts = groups_of(model, model.head, 0.1)[0]["params"]
-    assert {id(p) for p in parts} == {id(p) for p in model.head.parameters()}
 
 
 # ---- a whole round -----------------------------------------------------------------------------
@@ -146,32 +125,6 @@ def test_a_round_computes_the_same_as_one_loop(
     assert 0 <= numbers["discrepancy"] < 1 and numbers["loss"] > 0  # told in steps of .01
 
 
-def test_two_sources_take_part_and_all_in_turn(domains: list[Node], tmp_path: Path) -> None:
-    grid = ScriptedGrid(domains)
-    results, _ = run(
-        domains, FACT | {"method": "fact", "rounds": 6, "run.dir": str(tmp_path)}, grid=grid
-    )
-    assert results["events"] == []
-    (training,) = results["trainings"]["fact"]
-    pairs = [tuple(each["weights"]) for each in training["rounds"]]
-    assert all(len(pair) == 2 for pair in pairs) and {s for p in pairs for s in p} == {*SOURCES}
-    asked = [c.hop for c in grid.crossed if c.way == "to" and c.kind == "train"]
-    assert asked == ["train", "train", "refit", "refit", "cross"] * 6
-    # Replies to `refit` are heads, much smaller than models.
-    for c in grid.crossed:
-        if (c.way, c.hop) == ("from", "refit"):
-            assert c.arrays == {"head": "model"}
-
-
-def test_without_refitting_the_heads_are_those_of_the_training(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    grid = ScriptedGrid(domains)
-    settings = FACT | {"method": "fact", "fact.refit": False, "run.dir": str(tmp_path)}
-    run(domains, settings, grid=grid)
-    assert {c.hop for c in grid.crossed if c.kind == "train"} == {"train", "cross"}
-
-
 @pytest.mark.parametrize("answer", ["surer", "least"])
 def test_the_target_keeps_both_heads_and_predicts_with_the_surer(
     domains: list[Node], tmp_path: Path, answer: str
@@ -210,28 +163,6 @@ def test_the_round_in_which_the_heads_differed_least_is_kept() -> None:
     assert torch.equal(weight[1], rounds[0].head.weight)
     kept.consider(rounds[2].encoder, (rounds[2].head, rounds[0].head), 0.9, "surer")
     assert torch.equal(kept.module.get_buffer("head.weight")[0], rounds[2].head.weight)
-
-
-@pytest.mark.parametrize("carried", [True, False])
-def test_carried_momentum_reaches_the_target_and_the_refitted_heads(
-    domains: list[Node], monkeypatch: pytest.MonkeyPatch, carried: bool
-) -> None:
-    begun: list[tuple[int, str, int]] = []
-
-    def noted(client: Any, half: nn.Module) -> optim.Optimizer:
-        made = half_optimizer(client, half)
-        begun.append((client.request.round, client.request.hop, len(made.state)))
-        return made
-
-    monkeypatch.setattr(clients_of_fact, "half_optimizer", noted)
-    settings = {k.replace(".", "__"): v for k, v in FACT.items()}
-    bench = Bench(domains, "fact", train__carry_momentum=carried, rounds=4, **settings)
-    for t in range(1, 5):
-        bench.round(t)
-    moved = {hop: [n for t, h, n in begun if h == hop and t > 1] for hop in ("refit", "cross")}
-    assert not any(n for t, _, n in begun if t == 1)
-    assert all(n > 0 for n in moved["cross"]) if carried else not any(moved["cross"])
-    assert any(moved["refit"]) is carried  # a site that has not been drawn before has none
 
 
 def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None:

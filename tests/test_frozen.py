@@ -1,7 +1,5 @@
 """Networks whose pretrained part stays as it is: what learns, what crosses, what sites compute."""
 
-import io
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import safetensors.torch
 import torch
 import torchvision
 from flwr.app import Message
-from rich.console import Console
 from torch import Tensor
 
 from clients import fedavg
@@ -23,11 +20,9 @@ from clients.site.frozen import Frozen
 from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import data, models, plugins, records
-from fedda.config import InputConfig, ModelConfig
-from fedda.errors import Code, ConfigError, ModelError, PolicyError, RosterError
-from fedda.models import export
+from fedda.config import ModelConfig
+from fedda.errors import Code, ModelError, PolicyError, RosterError
 from fedda.models.ready import ready
-from fedda.results.progress import Display
 from fedda.settings import RunConfig, Task
 from server.simulation import LocalGrid
 from tests.local_grid import Bench, Node, run
@@ -130,20 +125,6 @@ def test_the_bottleneck_by_hand() -> None:
     torch.testing.assert_close(dropped[alive], 2 * normed[alive])  # dropout scales by 1 / (1 - .5)
 
 
-def test_a_bottleneck_stands_on_every_network_and_learns_faster_than_pretrained_layers() -> None:
-    plain = ModelConfig(name="digit-cnn", bottleneck=6)
-    model = models.build(plain, (1, 8, 8), 5, seed=0)
-    assert model.width == 6 and len(model.groups(0.1)) == 1
-    model = models.build(config(bottleneck=6, train="last-block"), IMAGES, 5, seed=0)
-    slow, fast = model.groups(0.1)
-    assert (slow["lr"], fast["lr"]) == (0.1, 1.0)
-    new = {"encoder.bottleneck.linear", "encoder.bottleneck.norm", "head"}
-    assert {name.rpartition(".")[0] for name in model.fresh} == new
-    assert len(slow["params"]) + len(fast["params"]) == len(list(model.parameters()))
-    (group,) = models.build(config(bottleneck=6, train="bottleneck"), IMAGES, 5, seed=0).groups(0.1)
-    assert group["lr"] == 0.1  # all that learns is new
-
-
 def test_the_frozen_part_never_changes() -> None:
     kept = config(train="last-block")
     part = models.backbone(kept, IMAGES)
@@ -157,20 +138,6 @@ def test_the_frozen_part_never_changes() -> None:
     next(part.buffers()).add_(1)
     part.front.get_submodule("bn").get_buffer("running_mean").add_(1e-3)
     assert part.digest() != before
-
-
-@pytest.mark.slow
-def test_a_model_file_stands_alone(tmp_path: Path) -> None:
-    weights = save_weights("resnet18", tmp_path)
-    kept = ModelConfig(name="resnet18", weights=str(weights), train="bottleneck", bottleneck=4)
-    model = models.build(kept, IMAGES, 3, seed=0).attach(models.backbone(kept, IMAGES)).eval()
-    path = tmp_path / "model.safetensors"
-    models.save(path, model, config=kept, shape=IMAGES, classes=("a", "b", "c"))
-    weights.unlink()
-    loaded, _ = models.load(path)
-    assert torch.equal(models.predict(loaded, images()), models.predict(model, images()))
-    done = export.export(path, tmp_path / "model.onnx")
-    assert done.difference < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -189,41 +156,6 @@ def test_a_model_file_stands_alone(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence.replace("(", r"\(")):
         models.build(config(**given), IMAGES, 3, seed=0)
-
-
-@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "test_mambaout"])
-def test_networks_of_timm_may_have_layers_after_the_pooling(name: str) -> None:
-    """Timm's `num_features` does not count those, and is not their number of features."""
-    own = config(name=f"timm:{name}", weights="none", train="all")
-    assert models.build(own, (3, 64, 64), 5, seed=0)(images(2, (3, 64, 64))).shape == (2, 5)
-
-
-def test_a_network_of_timm_that_gives_no_features_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = config(name="timm:resnet10t", weights="none", train="all")
-    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 3))
-    with pytest.raises(ModelError, match=r"resnet10t gives an array of shape \(4, 62, 62\)"):
-        models.build(own, (3, 64, 64), 5, seed=0)
-    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 99))
-    with pytest.raises(ModelError, match=r"cannot make resnet10t for images of 80 x 80 pixels"):
-        models.build(own, (3, 80, 80), 5, seed=0)
-
-
-def test_a_run_may_name_a_network_of_timm_and_crop_to_its_size() -> None:
-    own = {"model.name": VIT, "model.weights": "default", "input.resize": "crop"}
-    chosen = RunConfig.parse(own)
-    chosen.check()
-    assert models.inputs(chosen.input, chosen.model).size == 160
-    with pytest.raises(ConfigError, match=r"set input\.size"):
-        RunConfig.parse({"input.resize": "crop"}).check()
-
-
-def test_images_take_the_size_of_the_weights() -> None:
-    assert models.inputs(InputConfig(), config()).size == 224
-    assert models.inputs(InputConfig(), config(name=VIT, weights="default")).size == 160
-    assert models.inputs(InputConfig(size=96), config()).size == 96
-    assert models.inputs(InputConfig(), config(weights="none")).size == 0
 
 
 # ---- at a site ---------------------------------------------------------------------------------
@@ -427,15 +359,3 @@ def test_a_policy_counts_the_frozen_part(domains: list[Node]) -> None:
     check_parameters(request, 4_000_000)
     with pytest.raises(PolicyError, match=r"3,4\d\d,\d\d\d values .* takes 3,000,000 at most"):
         check_parameters(request, 3_000_000)
-
-
-def test_what_features_take_is_told_from_the_start() -> None:
-    """A run's display takes these lines, and leaves the log as it was."""
-    said = io.StringIO()
-    progress = logging.getLogger("fedda.progress")
-    before = progress.level, list(progress.handlers)
-    with Display(console=Console(file=said)):
-        site = Frozen(torch.device("cpu"), None, "", "anna")
-        site.outputs("train", task_of(config(train="bottleneck")), unlabelled())
-    assert "computing features of 6 images of anna" in said.getvalue()
-    assert (progress.level, progress.handlers) == before

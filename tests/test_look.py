@@ -23,7 +23,7 @@ from clients.site.memory import Site, resident
 from fedda import records, wire
 from fedda.cli import app
 from fedda.config import scales_of
-from fedda.errors import Code, FeddaError, QuorumError, WireError
+from fedda.errors import Code, QuorumError, WireError
 from fedda.look.account import Account
 from fedda.look.advice import compared, settings
 from fedda.maths import summaries
@@ -138,13 +138,6 @@ def test_no_number_tells_how_many_examples_there_are(n: int) -> None:
     assert any(told) and told == pytest.approx([round(x) for x in told], abs=1e-4)
 
 
-@pytest.mark.parametrize("gone", [9, 10, 19, 20])
-def test_gaps_are_told_in_tens(gone: int) -> None:
-    values = torch.ones(100, 1)
-    values[:gone] = torch.nan
-    assert summaries.column(values, None).missing == gone // 10 / 10
-
-
 def test_ten_values_far_out_decide_nothing_and_eleven_do() -> None:
     values = torch.from_numpy(rows(200, 1))
     made = []
@@ -172,22 +165,6 @@ def test_drift_is_its_naive_twin_s() -> None:
     assert summaries.drift([two, two], [unit, one]) == 0
 
 
-def test_no_number_is_too_large_for_a_drift() -> None:
-    large = torch.full((4,), 3e38)
-    assert summaries.drift([large, -large], [large, large]) == pytest.approx(2)
-
-
-def test_features_see_where_it_is_bright_and_where_edges_are() -> None:
-    x = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    x[:, :, :8, :8] = 255
-    found = summaries.features(x)[0]
-    assert found.shape == (32,)
-    assert found[0] == 1 and found[1:16].sum() == 0
-    edges = found[16:].reshape(4, 4)
-    assert edges[0, 0] == pytest.approx(15 / 64 + 1 / 64) and not edges[2:].any()
-    assert torch.equal(found, summaries.features(x[:, :1])[0])  # gray is no drift from colour
-
-
 # ---- what may leave ------------------------------------------------------------------------------
 
 
@@ -213,21 +190,6 @@ def test_no_site_tells_unless_its_policy_says_so(tmp_path: Path, policy: dict[st
     assert [s["name"] for s in made.seen["sites"]] == ["anna", "town"]
     (trouble,) = [e for e in Journal(made.folder / "journal.jsonl").troubles]
     assert (trouble["site"], trouble["text"]) == ("carl", Code.POLICY.public)
-
-
-def test_fewer_than_two_answers_are_one_sentence(tmp_path: Path) -> None:
-    nodes = two(tmp_path)
-    nodes[0].pop("policy")
-    with pytest.raises(QuorumError, match=r"^1 of 2 sites told .* leaving\.look = true\. anna: "):
-        Looked(nodes, tmp_path)
-
-
-def test_a_reason_that_several_sites_give_is_said_once(tmp_path: Path) -> None:
-    nodes = two(tmp_path)
-    for node in nodes:
-        node.pop("policy")
-    with pytest.raises(QuorumError, match=r"^0 of 2 sites .* true\. anna, town: [^:]*\.$"):
-        Looked(nodes, tmp_path)
 
 
 def test_a_source_under_differential_privacy_tells_nothing(tmp_path: Path) -> None:
@@ -274,14 +236,6 @@ def test_one_odd_pixel_changes_no_byte(tmp_path: Path, channels: int) -> None:
         sent.append(made.bytes_of("anna"))
         assert not any(share[-1] for share in made.told("anna")["arrays"]["share"])
     assert sent[0] == sent[1]
-
-
-def test_ten_images_with_it_do_show(tmp_path: Path) -> None:
-    """Otherwise the test before could not fail."""
-    x = photos(200)
-    x[:20, :10] = 251
-    made = Looked([site(tmp_path, "anna", x, labels(200)), *two(tmp_path)[1:]], tmp_path)
-    assert made.told("anna")["arrays"]["share"][0][-1] > 0
 
 
 def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
@@ -479,63 +433,6 @@ def test_the_server_refuses_what_no_site_may_tell(
         Account.read({**table, **change}, arrays)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_the_server_refuses_other_arrays(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]], value: float
-) -> None:
-    table, arrays = honest
-    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
-    for kind in (Kind.MODEL, Kind.ATOMS):
-        with pytest.raises(WireError):
-            Account.read(table, {"look": wire.pack(entries, kind)})
-    with pytest.raises(WireError):
-        Account.read(table, {"others": arrays["look"]})
-    entries["mean"][0] = value
-    with pytest.raises(FeddaError, match="not finite"):
-        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
-
-
-@pytest.mark.parametrize("name", ["missing", "share"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, 3e38])
-def test_the_server_refuses_shares_that_are_none(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]], name: str, value: float
-) -> None:
-    table, arrays = honest
-    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
-    entries[name].flat[0] = value
-    with pytest.raises(WireError):
-        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
-
-
-def test_a_claim_without_statistics_costs_the_server_nothing(
-    honest: tuple[dict[str, Any], dict[str, wire.Packed]],
-) -> None:
-    claimed = Account.read({**honest[0], "shape": [2**20]}, {})
-    assert len(json.dumps(claimed.to_json())) < 1000
-
-
-def test_the_classes_of_a_site_are_added_once_and_not_for_each_class() -> None:
-    """It may name ten thousand."""
-
-    class Counted(dict[str, int]):
-        times = 0
-
-        def values(self) -> Any:
-            Counted.times += 1
-            return super().values()
-
-    classes = Counted({f"class {n}": 10 for n in range(100)})
-    assert "equally" not in text(*(tells(n, rows(64, 1), classes=classes) for n in "abcd"))
-    assert Counted.times == 4
-
-
-def test_two_sites_of_one_name_are_named(tmp_path: Path) -> None:
-    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99))]
-    nodes[2]["name"] = "anna"
-    made = Looked(nodes, tmp_path)
-    assert len(made.seen["sites"]) == 2
-
-
 # ---- what follows --------------------------------------------------------------------------------
 
 
@@ -554,34 +451,6 @@ def text(*told: Account) -> str:
     return compared(told)["text"]
 
 
-def test_alike_sites_and_the_odd_one() -> None:
-    alike = [tells(name, rows(300, seed=i)) for i, name in enumerate("abc")]
-    assert text(*alike) == "All sites are alike: no drift is 0.3 or more."
-    said = text(*alike, tells("d", rows(300, seed=3) + 20))
-    assert "Alike (drift below 0.3) are a and b" in said and "d is odd: its median drift is" in said
-
-
-def test_what_makes_training_hard_is_said() -> None:
-    a, b = tells("a", rows(300)), tells("b", rows(300, seed=1))
-    gap, unit = rows(300, seed=2), rows(300, seed=3)
-    gap[:100, 1] = np.nan
-    unit[:, 2] *= 1000
-    assert "b has fewer than 10 examples, or none, of the classes 'other'." in text(
-        a, replace(b, classes={"common": 50})
-    )
-    assert "'common' is 90 % at b, 50 % at a." in text(
-        a, replace(b, classes={"common": 90, "other": 10})
-    )
-    assert "equally" not in text(a, replace(b, classes={"common": 60, "other": 40}))
-    assert "There are gaps at g in 1 of 3 columns (up to 33 %)" in text(a, b, tells("g", gap))
-    assert "u has another value range in column 3:" in text(a, b, tells("u", unit))
-    assert "s is much smaller than the others (20 or so examples)" in text(
-        a, b, replace(tells("s", rows(300)), examples=20)
-    )
-    assert "different numbers of columns (a 3, w 5)" in text(a, tells("w", rows(300, 5)))
-    assert "There are images at p alone" in text(a, tells("p", photos(100)))
-
-
 def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     names, unit = ("age", "chol", "salt"), rows(300, seed=3)
     unit[:, 2] *= 1000
@@ -597,12 +466,6 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     assert "'input.window=" not in text(*unnamed)
     other = replace(b, columns=("age", "chol", "zinc"))
     assert "Beside a, b has the columns 'zinc', and lacks 'salt': no run" in text(a, other)
-
-
-def test_images_of_other_colours_sizes_and_brightness() -> None:
-    gray, colour = tells("g", photos(100)), tells("c", photos(100, 1, channels=3))
-    assert "Images are gray at g, else in colour" in text(gray, colour)
-    assert "several sizes" in text(gray, replace(gray, name="s", shape=(1, 0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -663,13 +526,6 @@ def test_errors_are_one_sentence(
     two(tmp_path / "two")
     done = call(*words, "--out", "out")
     assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
-
-
-def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
-    two(tmp_path / "two")
-    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
-    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
-    assert done.exit_code == 1 and "fedda look" in done.output
 
 
 # ---- over processes ------------------------------------------------------------------------------

@@ -204,15 +204,6 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(
     assert model(again) == model(whole)
 
 
-def test_a_finished_run_can_be_resumed_and_trains_nothing(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    first, _ = run(domains, runs)
-    again, events = run(domains, runs | {"run.resume": True})
-    assert model(again) == model(first)
-    assert not [e for e in events if e["event"] == "round"]
-
-
 def test_the_baseline_and_the_method_are_trained_with_every_seed(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
@@ -349,16 +340,6 @@ def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
         "z": str(kind),
         **{str(other): str(other) for other in Kind},
     }
-
-
-def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None:
-    arrays = {
-        "a": wire.pack({"b/c": np.zeros(2)}, Kind.MODEL),
-        "a/b": wire.pack({"c": np.ones(2)}, Kind.MODEL),
-    }
-    checkpoint.write(tmp_path, replace(a_state(), arrays=arrays))
-    found = checkpoint.read(tmp_path)
-    assert found is not None and found.arrays == arrays
 
 
 @pytest.mark.parametrize(
@@ -752,14 +733,6 @@ def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, 
     best = max(reversed(training["rounds"]), key=lambda r: r["infomax"])
     assert training["selected_round"] == best["round"]
     assert training["selected_accuracy"] == best["accuracy"]
-
-
-def test_a_run_without_tests_has_no_accuracy_and_no_infomax(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    results, _ = run(domains, runs | {"rounds": 1, "run.evaluate": False})
-    assert results["final_accuracy"] is None and results["selected_accuracy"] is None
-    assert "infomax" not in results["trainings"]["kd3a"][0]["rounds"][0]
 
 
 def test_an_unreadable_reply_is_counted_and_refused(
