@@ -277,7 +277,7 @@ def test_a_simulated_run_is_watched_and_ended_from_another_terminal(
         run.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/cli/watching.py", "fedda/cli/run.py")
 def test_ctrl_c_ends_a_simulation_on_ray(domains: list[Node], tmp_path: Path) -> None:
     """Flower would wait for the run's thread, and that for sites which Ray has ended already."""
     run = simulated(domains, tmp_path / "long", "--engine", "ray")
@@ -338,7 +338,7 @@ def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(
     assert (folder / "results.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/cli/watching.py", "fedda/cli/run.py")
 def test_sigterm_ends_a_run_that_ignores_ctrl_c(domains: list[Node], tmp_path: Path) -> None:
     """As under nohup, or as a service that was started in the background of a script."""
     root = Path(str(domains[0]["data"])).parent

@@ -133,6 +133,7 @@ def test_auc_is_sklearns_and_the_rates_are_by_hand() -> None:
         membership.told(score, torch.ones(13, dtype=torch.bool))
 
 
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Path) -> None:
     s = site(made(tmp_path))
     hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))  # nothing to learn
@@ -142,7 +143,7 @@ def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Pa
     assert 0.3 < membership.told(membership.scores(phi, inside), inside)["auc"] < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_noise_hides_members(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     s = site(made(tmp_path), privacy=PrivacyConfig(noise=4.0))
@@ -209,7 +210,7 @@ def run_audit(*words: object) -> Any:
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     run = made(tmp_path, 80, side=8, name="digit-cnn")  # 10 updates, 2 + 4 + 2 rows of the others
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]

@@ -633,7 +633,7 @@ def test_the_list_of_benchmarks() -> None:
 # ---- a run -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/benchmarks")
 @pytest.mark.parametrize(
     ("layout", "target"),
     [

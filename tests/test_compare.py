@@ -608,7 +608,7 @@ def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:
     return [(s.variant, s.target, s.seed, s.last) for s in made.scores()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 def test_two_jobs_give_the_same_results(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -625,7 +625,7 @@ def test_two_jobs_give_the_same_results(
     assert {*multiprocessing.active_children()} <= others
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) -> None:
     """The first of two trainings would take minutes, so its process is killed within it."""
     variants = parse(["fedavg,rounds=20000", "fedavg"])
@@ -662,7 +662,7 @@ def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) ->
     assert begun >= 1 and following == begun + 1  # it goes on where it was
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 @pytest.mark.parametrize(
     "number",
     [

@@ -32,7 +32,6 @@ SITES = ("anna", "bert", "carl", "town")
 ALL = {"rounds": 2, "wait.min-sources": 3, "wait.settle": 60.0}
 DICTIONARY = {"feddadil.encoder-share": 0.5, "feddadil.samples": 32, "feddadil.batch-size": 16}
 RUNS: dict[str, dict[str, Any]] = {
-    "kd3a": ALL | {"method": "kd3a"},
     "fdann": ALL | {"method": "fdann", "train.batch-size": 16} | SMALL_SUMS,
     "feddadil": ALL | {"method": "feddadil"} | DICTIONARY,
 }

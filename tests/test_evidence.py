@@ -100,7 +100,7 @@ def test_a_figure_above_the_policy_ends_with_its_exit_code(
     assert not any(v is not None for v in Policy().audit.model_dump().values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_the_command_attacks_writes_and_judges(tmp_path: Path) -> None:
     run, policy, page = made(tmp_path), tmp_path / "policy.toml", tmp_path / "e.html"
     policy.write_text("[audit]\nshares = 0.0\n")

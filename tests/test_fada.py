@@ -455,7 +455,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
 # ---- settings ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -282,7 +282,9 @@ def test_a_site_refuses_atoms_whose_labels_are_no_probabilities(
 # ---- what a site does --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -347,7 +349,9 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 # ---- heads, results, prediction ----------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -377,7 +381,9 @@ def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path: Path) -> None:
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)

@@ -111,7 +111,7 @@ def test_few_examples_are_recovered_and_many_are_not() -> None:
     assert all(bare[n]["features"] == pytest.approx(fixed[n]["features"]) for n in bare)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_clipping_does_not_stop_the_attack_and_noise_does() -> None:
     bare = replace(SMALL, min_examples=1)
     for settings in (bare, replace(bare, clip=1e-3)):
@@ -163,7 +163,7 @@ def run(*words: object) -> Any:
     return CliRunner().invoke(app, ["audit", "gradients", *map(str, words)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_the_command_and_the_report(finished: Path) -> None:
     data = finished.parent / "clinic.npz"
     words = [finished, "--data", data, "--trials", 1, "--min-examples", 8, "--sizes", "6"]

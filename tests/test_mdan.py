@@ -303,7 +303,7 @@ def test_two_rounds_compute_the_same_as_in_one_place(
     assert max(apart) > 2e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/mdan.py", "strategies/mdan.py")
 @pytest.mark.parametrize("loss", ["inverted", "reversal"])
 def test_with_one_source_mdan_computes_the_same_as_f_dann(
     domains: list[Node], runs: dict[str, str], loss: str

@@ -200,7 +200,7 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     assert load(tmp_path / "a") == load(file) == results()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/report")
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
     shown = CliRunner().invoke(app, ["report", str(tmp_path)])
