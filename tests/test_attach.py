@@ -1,7 +1,6 @@
 """A run that goes on is watched, ended and gone on with by other commands than its own."""
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -165,19 +164,6 @@ def test_a_run_that_was_stopped_is_told_from_one_that_failed(
     assert type(caught.value) is kind
 
 
-def test_a_simulated_run_leaves_its_last_word_in_the_journal(tmp_path: Path) -> None:
-    for error in (KeyboardInterrupt(), RunError("x"), ValueError("x"), lock.GoingOnError("x")):
-        journal = Journal(tmp_path / "journal.jsonl")
-        with pytest.raises(type(error)), journal.ending():
-            raise error
-    failed = [e["error"] for e in journal.past("failed")]
-    assert failed == ["KeyboardInterrupt", "RunError", "ValueError"]
-    with pytest.raises(OSError, match="full"), journal.ending():
-        raise OSError(errno.ENOSPC, "full")
-    *_, last = journal.past("failed")
-    assert f"the disk of {tmp_path} is full; make room there, and --resume" in last["text"]
-
-
 # ---- for whom a run waits ----------------------------------------------------------------------
 
 
@@ -199,24 +185,6 @@ def waits(console: Console, at_work: bool = False) -> str:
             console.print("then", display._picture())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def test_progress_says_for_whom_the_run_waits() -> None:
-    text = waits(Console(file=io.StringIO(), width=100))
-    assert "  waiting for town, a b since 0:05\n" in text
-
-
-def test_sites_that_train_are_at_work_and_no_trouble() -> None:
-    assert "  at work: town, a b since 0:05\n" in waits(Console(file=io.StringIO()), at_work=True)
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    assert "\x1b[2mat work: town, a b since 1:1" in waits(console, at_work=True)
-
-
-def test_on_a_terminal_the_time_that_a_run_waits_goes_on() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    text, _, then = waits(console).partition("then")
-    assert "waiting for town, a b since 1:1" in text
-    assert "waiting for" not in then
 
 
 # ---- options -----------------------------------------------------------------------------------

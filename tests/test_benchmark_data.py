@@ -163,14 +163,6 @@ def test_digits_keep_their_pixels_and_labels(domain: str, tmp_path: Path) -> Non
             assert (x == whole[number].reshape(x.shape)).all()
 
 
-def test_the_published_sample_of_digits(tmp_path: Path) -> None:
-    out = brought(make.digit5, "digit5", tmp_path, limit=35, test_limit=7, domains=("usps", "svhn"))
-    assert sorted(p.name for p in out.iterdir()) == ["benchmark.json", "svhn", "usps"]
-    found = arrays(out / "svhn")
-    assert len(found["x_train"]) == len({x.tobytes() for x in found["x_train"]}) == 35
-    assert len(found["y_test"]) == 7 and found["classes"].tolist() == list("0123456789")
-
-
 def test_pixels_by_hand() -> None:
     assert pixels(np.array([[[[0.0, 0.5, 1.0]]]]), "NCHW", "x").tolist() == [[[0, 128, 255]]]
     assert pixels(np.array([[[0.0, 200.0]]]), "NHW", "x").tolist() == [[[0, 200]]]
@@ -220,17 +212,6 @@ def test_image_files_are_linked_or_copied_unchanged(how: Any, tmp_path: Path) ->
     assert os.path.samefile(image, original) == (how != "copy")
 
 
-def test_halves_share_no_image_unless_transductive(tmp_path: Path) -> None:
-    source = make.office_home(tmp_path / "source")
-    for transductive in (False, True):
-        out = tmp_path / str(transductive)
-        done = import_benchmark("office-home", source, out, Options(transductive=transductive))
-        train, test = (set(names(out / "real-world" / half)) for half in ("train", "test"))
-        assert train == test if transductive else not train & test
-        assert len(train | test) == 10
-        assert ("transductive" in done.split) == transductive
-
-
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5, 0.9])
 def test_stratified_against_counting(share: float) -> None:
     y = np.array([0] * 1 + [1] * 2 + [2] * 7 + [3] * 40)
@@ -241,17 +222,6 @@ def test_stratified_against_counting(share: float) -> None:
         assert (
             sum(1 for label, chosen in zip(y, test, strict=True) if label == c and chosen) == wanted
         )
-
-
-def test_caltech_256_names_become_those_of_office(tmp_path: Path) -> None:
-    def rename(root: Path) -> None:
-        (root / "Caltech10" / "touring-bike").rename(root / "Caltech10" / "224.touring-bike")
-        make.class_folders(root / "amazon", ("scissors",))
-
-    source = after(make.office_caltech, rename)(tmp_path / "source")
-    done = import_benchmark("office-caltech10", source, tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out/caltech/train").iterdir()) == [*make.OFFICE10]
-    assert "scissors" in done.notes[0] and "passed over" in done.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -293,18 +263,6 @@ def test_published_lists_determine_the_split(tmp_path: Path) -> None:
     assert (train, test) == (["0000.png", "0001.png", "0002.png"], ["0003.png"])
     y = data.load_source(out / "photo").y
     assert y.tolist() == [c for c in range(7) for _ in range(3)]
-
-
-def test_imageclef_classes_are_identified_by_number(tmp_path: Path) -> None:
-    """Domains name their class folders differently or have none; two files have the same name."""
-    out = brought(make.imageclef, "imageclef", tmp_path, transductive=True)
-    for domain in "bcip":
-        x, y = (getattr(data.load_source(out / domain), f) for f in "xy")
-        assert sorted(x[:, 0, 0, 0].tolist()) == sorted(
-            20 * c + i for c in range(12) for i in range(3)
-        )
-        assert (x[:, 0, 0, 0] // 20 == y).all()
-    assert names(out / "c" / "test" / "car") == ["0001.JPEG", "6.b-car-0001.JPEG", "6_2.JPEG"]
 
 
 LIST = "pacs_label/photo_train_kfold.txt"
@@ -392,39 +350,7 @@ def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> Non
             assert sorted(numbers[0] + numbers[1]) == list(range(12))
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("3 0:1", "the label is 3"),
-        ("1 0:1 word", "is not svmlight"),
-        ("1 0:x", "is not svmlight"),
-        ("1 -2:1", "a column is negative"),
-        ("1 0:inf", "not finite"),
-    ],
-)
-def test_a_malformed_review_is_named_with_its_line(line: str, words: str, tmp_path: Path) -> None:
-    def change(root: Path) -> None:
-        with (root / "dvd_test.svmlight").open("a") as file:
-            file.write(f"# a remark\n{line}\n")
-
-    text = refused(after(make.svmlight, change), "amazon-review", tmp_path, DataError)
-    assert "dvd_test.svmlight, line 8" in text and words in text
-
-
 # ---- rotated digits ----------------------------------------------------------------------------
-
-
-def test_no_digit_is_in_two_rotations(tmp_path: Path) -> None:
-    out = brought(make.mnist, "rotated-mnist", tmp_path, angles=(0, 15, 90))
-    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == ["0", "15", "90"]
-    for split, n in (("train", 240), ("test", 120)):
-        numbers: list[int] = []
-        for angle in ("0", "15", "90"):
-            found = arrays(out / angle)
-            number = found[f"x_{split}"][:, 13, 13].astype(int)  # rotations keep the middle
-            assert (found[f"y_{split}"] == number // 2 % 10).all()
-            numbers += number.tolist()
-        assert sorted(numbers) == list(range(n))
 
 
 @pytest.mark.parametrize(

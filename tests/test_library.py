@@ -23,7 +23,6 @@ from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RunErro
 from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of
-from fedda.settings import named
 from tests.patience import PATIENCE
 from tests.test_run import timeless
 
@@ -219,22 +218,6 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
 # ---- settings ----------------------------------------------------------------------------------
 
 
-def test_settings_by_their_names() -> None:
-    assert named("kd3a", {"train_lr_end": 0.5}) == {"train.lr-end": 0.5}
-    assert named("kd3a", {"train.lr-end": 0.5}) == {"train.lr-end": 0.5}
-    assert named("kd3a", {"gate_low": 0.5, "vote": "hard"}) == {
-        "kd3a.gate.low": 0.5,
-        "kd3a.vote": "hard",
-    }
-    assert named("kd3a", {"model_hidden": [64, 32]}) == {"model.hidden": "64,32"}
-    assert named("kd3a", {"rounds": np.int64(3)}) == {"rounds": 3}
-    for wrong, text in (({"lr": 1}, "did you mean train.lr"), ({"nonsense_x": 1}, "no setting")):
-        with pytest.raises(ConfigError, match=text):
-            named("kd3a", wrong)
-    with pytest.raises(ConfigError, match="given twice"):
-        named("kd3a", {"train_lr": 1, "train.lr": 2})
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -290,25 +273,6 @@ def test_arrays_tensors_and_datasets_give_the_same_numbers(
 def test_a_site_can_be_a_folder(folder: Path, finished: fedda.Run) -> None:
     given = {**sites(), "a": folder / "a.npz"}
     same(fedda.simulate(given, target="t", seeds=2, **FEW).results, finished.results.raw)
-
-
-def test_class_names_of_any_site_are_numbered_alike(tmp_path: Path) -> None:
-    x = site(1)[0][:4]
-    cats: dict[str, Any] = {
-        "a": (x, ["cat", "dog", "cat", "dog"]),
-        "b": (x, ["owl", "owl", "cat", "cat"]),
-    }
-    cats["t"] = (x, ["ant"] * 4, (x, ["dog"] * 4))
-    root = folder_of(cats, tmp_path / "d", ["t"])
-    for name, y in (("a", [0, 1, 0, 1]), ("b", [2, 2, 0, 0])):
-        with np.load(root / f"{name}.npz") as file:
-            assert file["classes"].tolist() == ["cat", "dog", "owl"]
-            assert file["y"].tolist() == y
-    with np.load(root / "t.npz") as file:
-        assert "y_train" not in file.files and file["y_test"].tolist() == [1] * 4
-    own = Pairs(x, np.array([0, 1, 0, 1]), ("cat", "dog"))
-    with np.load(folder_of({"a": own}, tmp_path / "e") / "a.npz") as file:
-        assert file["classes"].tolist() == ["cat", "dog"]
 
 
 X = np.zeros((4, 8, 8), np.uint8)
@@ -395,23 +359,6 @@ def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
 
 
 # ---- results -----------------------------------------------------------------------------------
-
-
-def test_results_say_what_the_file_says(finished: fedda.Run) -> None:
-    results, raw = finished.results, finished.results.raw
-    assert (results.method, results.seeds, results.classes) == ("kd3a", (0, 1), ("0", "1", "2"))
-    assert results.accuracy == raw["final_accuracy"]
-    assert set(results.accuracies) == {"fedavg", "kd3a"}
-    assert [(t.method, t.seed) for t in results.trainings] == [
-        (method, seed) for method in ("fedavg", "kd3a") for seed in (0, 1)
-    ]
-    for training, noted in zip(results.of("kd3a"), raw["trainings"]["kd3a"], strict=True):
-        assert training.accuracies == tuple(each["accuracy"] for each in noted["rounds"])
-        assert training.weights == noted["rounds"][-1]["weights"]
-        assert set(training.weights) == {"a", "b", "t"}
-        assert training.bytes == noted["bytes"]
-        assert training.refined == (noted["refined"] or {}).get("accuracy")
-        assert [d.text for d in training.doubts] == [d["text"] for d in noted["doubts"]]
 
 
 def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:

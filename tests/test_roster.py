@@ -1,12 +1,10 @@
 """Offers become a roster, or an error that lists every one of them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fedda import __version__
-from fedda.config import InputConfig
 from fedda.errors import RosterError
 from strategies.sites.roster import OFFER, Node, Roster, form
 
@@ -112,17 +110,6 @@ def test_every_target_has_a_roster_of_its_own() -> None:
     assert alone.target.name == "town" and not alone.several
 
 
-def test_images_are_brought_to_one_shape() -> None:
-    mixed = nodes(ANNA, offer("bert", shape=[3, 9, 9]), offer("town", "target", shape=[1, 0, 0]))
-    assert form(mixed, InputConfig(channels=3, size=32)).shape == (3, 32, 32)
-    gray = nodes(ANNA, offer("town", "target", shape=[1, 8, 9]))
-    assert form(gray, InputConfig(size=16)).shape == (1, 16, 16)
-    colours = nodes(ANNA, offer("town", "target", shape=[3, 8, 8]))
-    assert form(colours, InputConfig(channels=1)).shape == (1, 8, 8)
-    vectors = nodes(offer("anna", shape=[400]), offer("town", "target", shape=[400]))
-    assert form(vectors, InputConfig(channels=3, size=32)).shape == (400,)
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -172,21 +159,6 @@ def test_names_of_columns_that_no_site_would_send_are_refused(
     with pytest.raises(RosterError, match=f"^anna names {len(columns)} columns") as caught:
         Node.read(11, offer("anna", shape=shape, columns=columns))
     assert str(caught.value).isprintable()
-
-
-def test_a_roster_of_before_columns_had_names_can_go_on() -> None:
-    """Its run's models have none, so the names that the sites now give change nothing."""
-    named: Any = {"shape": [2], "columns": ["a", "b"]}
-    new = nodes(offer("anna", **named), offer("town", "target", **named))
-    text = form(new).text().replace('"a",', "").replace('"b"', "")
-    old = Roster.parse(text)
-    assert old.columns == () == old.nodes[0].columns
-    assert old.updated(new).nodes and not old.changed(new)
-    assert form(new).changed([replace(new[0], columns=("a", "c"))])
-
-
-def test_a_folder_name_with_blanks_is_a_name() -> None:
-    assert Node.read(7, offer("Real World")).name == "Real World"
 
 
 def test_an_offer_has_exactly_the_known_keys() -> None:
@@ -251,27 +223,6 @@ def test_classes_of_sources_are_united_by_name() -> None:
         assert Roster.parse(joined.text()).classes == all_of_them
     with pytest.raises(RosterError, match=r"'dog' and bert 'Dog '"):
         form(nodes(offer("anna"), offer("bert", classes=["cat", "Dog "]), TOWN))
-
-
-def test_classes_that_one_source_alone_names_are_told() -> None:
-    """A slip such as dogg is a class of its own, and any source may make all models larger."""
-    anna, bert = offer("anna"), offer("bert", classes=["cat", "dogg", "eel"])
-    assert form(nodes(anna, bert, TOWN)).alone() == {"anna": ["dog"], "bert": ["dogg", "eel"]}
-    assert form(nodes(anna, BERT, TOWN)).alone() == {}
-    assert form(nodes(anna, BERT, offer("carl", classes=["dog"]), TOWN)).alone() == {}
-    assert form(nodes(anna, TOWN)).alone() == {}
-
-
-def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:
-    """Two sources of 20 examples are idle: they must not make a pair's round short."""
-    claims = {"anna": 20, "bert": 20, "carl": 4000}
-    known = form(nodes(*(offer(n, examples=c) for n, c in claims.items()), TOWN)).bounded(5)
-    pair = [n for n in known.nodes if n.name in ("carl", "town")]
-    town = next(n.examples for n in pair if n.name == "town")
-    assert known.counted(pair, 5) == {"carl": 4000, "town": town}
-    assert known.counted(known.sources, 5) == {"anna": 20, "bert": 20, "carl": 100}
-    assert known.counted(known.targets, 5) == {"town": known.counts["town"]}
-    assert known.counted(pair, 0) == {n.name: known.counts[n.name] for n in pair}
 
 
 def test_a_source_lacks_what_two_others_have() -> None:
