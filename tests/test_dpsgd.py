@@ -300,7 +300,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
     assert not any("running" in name for name in model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
 def test_it_goes_with_secure_sums_and_with_sealed_models(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -521,7 +521,7 @@ def test_only_fedavgs_own_training_is_noised() -> None:
 # ---- over processes ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
 def test_a_source_whose_budget_is_spent_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     most = (after("bert", 2) + after("bert", 3)) / 2

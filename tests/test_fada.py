@@ -274,6 +274,7 @@ TRAINED = {"steps", "seconds", "clipped", "discriminator-loss", "discriminator-a
 DIS = {f"discriminator/{s}": "model" for s in SOURCES}
 
 
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @each_model
 def test_exactly_the_declared_content_crosses(
     domains: list[Node], runs: dict[str, str], form: str
@@ -407,7 +408,7 @@ def test_the_target_keeps_a_whole_model_and_the_servers_lacks_its_disentangler(
         models.predict(server, x)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @each_model
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     domains: list[Node], tmp_path: Path, form: str

@@ -400,7 +400,9 @@ def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path:
         finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

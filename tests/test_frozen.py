@@ -200,7 +200,7 @@ def test_outputs_are_computed_once_and_kept(tmp_path: Path, monkeypatch: Any) ->
     assert torch.equal(Frozen(device, tmp_path, "").outputs("train", task, unlabelled()).x, found.x)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/models")
 def test_augmented_views_are_computed_once_and_drawn_from(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ def test_augmented_views_are_computed_once_and_drawn_from(
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/models")
 def test_a_site_uses_only_its_own_weights(tmp_path: Path) -> None:
     """The server's word can neither open a file at a site nor make it use other weights."""
     here, device = save_weights("resnet18", tmp_path), torch.device("cpu")

@@ -325,7 +325,7 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
     assert (mine - before).abs().max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/fruda.py", "strategies/fruda.py")
 def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -639,6 +639,7 @@ def stop_in(target: str, server_round: int) -> Listener:
     return listen
 
 
+@pytest.mark.nightly("clients/fruda.py", "strategies/fruda.py")
 @pytest.mark.parametrize(
     "server_round",
     [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],

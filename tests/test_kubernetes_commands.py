@@ -76,7 +76,7 @@ exec "$@"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("deploy/kubernetes", "fedda/ops/keys.py")
 def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "kubectl"
     tool.parent.mkdir()

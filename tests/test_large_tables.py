@@ -204,7 +204,7 @@ except MemoryError:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/data")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and Linux's limit of memory")
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_table_takes_its_matrix_and_little_more(tmp_path: Path, name: str) -> None:

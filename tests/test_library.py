@@ -135,7 +135,7 @@ def test_an_interrupted_run_goes_on(
         fedda.simulate(sites(), target="t", dir=place, **FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedda.Run) -> None:
     found = fedda.compare(sites(), ["kd3a"], target="t", seeds=2, dir=tmp_path / "c", **FEW)
     ours = {(s.variant, s.seed): s.last for s in found.scores}
@@ -176,7 +176,7 @@ def state() -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_a_run_leaves_the_process_as_it_was() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

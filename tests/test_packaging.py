@@ -182,7 +182,7 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_the_wheel_is_the_same_from_any_place(wheel: Path, checkout: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a place of its own"
     shutil.copytree(checkout, elsewhere)
@@ -231,7 +231,7 @@ def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
     assert {"fact", "kd3a"} <= {*sh(installed / "python", "-c", whole, cwd=tmp_path).split()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_the_app_staged_from_the_wheel_is_the_same(
     installed: Path, modules: set[str], checkout: Path, tmp_path: Path
 ) -> None:
@@ -257,7 +257,7 @@ def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> Non
         assert said.split() == ["ServerApp", "ClientApp"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_flower_builds_the_app_and_the_checkout(
     checkout: Path, modules: set[str], tmp_path: Path
 ) -> None:

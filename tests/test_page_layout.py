@@ -69,7 +69,7 @@ ENLARGED = """(() => {
 })()"""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/report")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
     run = results()

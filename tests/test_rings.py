@@ -45,7 +45,7 @@ def test_a_ring_has_its_tests_and_nightly_ones_of_changed_files(
     assert len(inside) + len(outside) == len(ALL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("tests/rings.py")
 def test_changes_are_counted_from_the_nearest_known_point(tmp_path: Path) -> None:
     who = {
         f"GIT_{each}_{what}": "x" for each in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")

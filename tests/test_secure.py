@@ -511,7 +511,7 @@ def test_a_simulation_makes_its_own_keys(domains: list[Node], runs: dict[str, st
     assert_close(models[1], models[0], 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/secure", "strategies/channels.py")
 def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
     """Over processes: of three sources one is killed, so the run waits until it is back."""
     with Federation(tmp_path / "hub") as hub:

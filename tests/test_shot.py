@@ -419,7 +419,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 # ---- over processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/shot.py", "strategies/shot.py", "server/training.py")
 def test_the_target_finishes_after_the_sources_have_left(tmp_path: Path) -> None:
     """Sources end once their models are there; the target adapts as it would have with them."""
     settings = SHOT | {"rounds": 5, "wait.sites": 20.0, "train.batch-size": 16}

@@ -213,7 +213,7 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
     assert list(results["targets"]) == ["village"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/training.py", "server/simulation.py")
 def test_separate_processes_compute_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
     hub = Federation(tmp_path / "hub", threads=1)
     hub.nodes = sites
