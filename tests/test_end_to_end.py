@@ -173,7 +173,7 @@ def test_the_watch_sees_other_addresses(hub: Watched) -> None:
     assert set(hub.wheres()) - HERE == {CONTROL}
 
 
-@pytest.mark.nightly("clients/app.py", "fedda/ops/bundle.py", "fedda/flower")
+@pytest.mark.nightly("clients/app.py", "server/app.py", "fedda/flower")
 def test_flowers_own_node_gives_the_same_result_and_runs_the_servers_program(hub: Watched) -> None:
     assert hub.processes["anna"].stop() == 0
     hub.client_options["anna"] = [*hub.client_options["anna"], "--stock"]

@@ -117,7 +117,7 @@ class Impatient:
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_an_interrupted_run_goes_on(
     tmp_path: Path, finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

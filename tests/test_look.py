@@ -540,7 +540,7 @@ def hub(tmp_path: Path) -> Iterator[Federation]:
         yield made
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/look", "fedda/cli/look.py")
 def test_sites_that_joined_a_server_are_looked_at(hub: Federation, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = call("--server", hub.home, "--expect", 4, "--out", out)

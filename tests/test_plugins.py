@@ -289,9 +289,9 @@ for name, module in list(sys.modules.items()):
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param("checkout", marks=pytest.mark.slow),
+        pytest.param("checkout", marks=pytest.mark.nightly(*LAYOUT)),
         pytest.param("editable", marks=pytest.mark.nightly(*LAYOUT)),
-        pytest.param("bundle", marks=pytest.mark.slow),
+        pytest.param("bundle", marks=pytest.mark.nightly(*LAYOUT)),
         pytest.param("wheel", marks=pytest.mark.slow),
     ],
 )
