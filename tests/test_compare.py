@@ -15,7 +15,6 @@ import pytest
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
@@ -23,7 +22,6 @@ from fedda.cli import app
 from fedda.config import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.contrib.lab.comparison.figure import draw
-from fedda.contrib.lab.comparison.headway import CellsDisplay
 from fedda.contrib.lab.comparison.plan import WITHOUT
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
@@ -33,7 +31,6 @@ from fedda.ops import lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
 from fedda.results.card import CARD
-from fedda.results.plainly import markdown
 from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
@@ -130,18 +127,6 @@ def test_domains_that_do_not_fit_together_are_refused_before_training(
     assert notices == []
     right = replace(made, settings=TINY | {"input.channels": 1})  # in the same output folder
     assert right.run(1, ignore) == {}
-
-
-def test_the_folder_of_a_training_that_never_began_is_reused(mixed: Path, tmp_path: Path) -> None:
-    """A run that waited for its sites in vain leaves its folder like this."""
-    made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
-    cell = made.cells()[0]
-    made.folder(cell).mkdir(parents=True)
-    (made.folder(cell) / "config.json").write_text(json.dumps(made.config(cell).flat()))
-    right = replace(made, settings=TINY | {"input.channels": 1})
-    assert right.run(1, ignore) == {}
-    found = right.results(cell)
-    assert found is not None and found["config"]["input.channels"] == 1
 
 
 # ---- statistics --------------------------------------------------------------------------------
@@ -333,19 +318,6 @@ def test_rows_that_train_on_the_tested_images_are_marked(
     assert [row["transductive"] for row in rows] == ["no", "yes"]
 
 
-def test_tables_say_which_results_are_missing() -> None:
-    scores = [score("A", "x", 0, 0.5), score("A", "x", 1, 0.7), score("B", "x", 0, 0.6)]
-    text = as_markdown([*scores, score("B", "y", 0, None)], "A")
-    shown = cells_of(text, "Last round")
-    assert shown["B"] == {"x": "60.0 (1 of 2 seeds)", "y": "–"}
-    assert "y: no labelled tests there" in text
-    assert cells_of(text, "Minus A") == {"B": {"x": "+10.0 (n = 1)", "y": "–"}}
-    nowhere = as_markdown([score("A", "x", 0, None), score("B", "x", 0, None)], "A")
-    assert "x: no labelled tests there" in nowhere and "Minus" not in nowhere
-    assert "nothing to show" in as_markdown([], "A")
-    assert markdown(["", "a|b"], [["c", "1"]])[0] == r"|     | a\|b |"
-
-
 def test_an_interrupted_training_resumes_with_the_same_result(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -425,34 +397,6 @@ def test_a_failed_training_does_not_end_the_others(
 
 
 # ---- what is shown -----------------------------------------------------------------------------
-
-
-def test_progress_estimates_the_time_left(tmp_path: Path) -> None:
-    """A's two rounds took 10 s each, B has none yet: each of the four rounds left counts 10 s."""
-    now = [0.0]
-    cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox", "kd3a"])]
-    text = io.StringIO()
-    show = CellsDisplay(
-        dict.fromkeys(cells, 2), cells[2:], 1, lambda cell: 0.5, Console(file=text), lambda: now[0]
-    )
-    with show:
-        show("begin", cells[0], 0)
-        for number in (1, 2):
-            now[0] += 10
-            show("round", cells[0], number)
-        show("done", cells[0], None)
-        show("begin", cells[1], 0)
-        now[0] += 70
-        show("round", cells[1], 1)
-        show("done", cells[1], "it broke")
-    assert text.getvalue().splitlines() == [
-        "3 trainings, 1 of them done before",
-        "2/3 FedAvg → town, seed 0: accuracy 50.0 %, 0:20, about 0:20 left",
-        "  FedProx → town, seed 0: round 1/2, about 0:10 left".replace(
-            "FedProx", cells[1].variant.name
-        ),
-        f"3/3 {cells[1].variant.name} → town, seed 0: failed: it broke",
-    ]
 
 
 @pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])

@@ -1,17 +1,11 @@
 """Doubts: signs without labels that a training may have gone wrong, and where they are shown."""
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from fedda.contrib.report.page.noted import Noted
-from fedda.contrib.report.page.page import page
-from fedda.results import terminal
 from fedda.results.doubts import doubts
 from tests.local_grid import FAST, Node, run
-from tests.test_report import results
 
 
 def history(**columns: list[Any]) -> list[dict[str, Any]]:
@@ -67,21 +61,6 @@ def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_cha
     # The demo's own losses, and those of a network that begins with few steps (60 images a site).
     for healthy, steps in (([1.77, 0.614, 0.248, 0.085], 12), ([2.5, 2.4, 2.1, 1.7], 2)):
         assert doubts(history(loss=healthy), 8, 10, range(1, 9), steps=steps) == []
-
-
-def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:
-    shown = results()
-    shown["trainings"]["kd3a"][0]["doubts"] = [
-        {"what": "kept", "round": 7, "text": "sure of <b>2 %</b>"}
-    ]
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(terminal.table(shown))
-    text = console.export_text()
-    assert text.count("KD3A, seed 0, round 7: sure of <b>2 %</b>") == 1
-    html = page(shown, Noted())
-    assert html.count("sure of &lt;b&gt;2 %&lt;/b&gt;") == 1 and '<a href="#doubts">' in html
-    without = page(results(), Noted())
-    assert "Doubts" not in without
 
 
 def test_a_run_reports_its_doubts(domains: list[Node], runs: dict[str, str]) -> None:

@@ -194,26 +194,6 @@ class Watched:
         return [s.last for s in self.meeting.add(site, group, index, 256, vector(1, 2, 3))]
 
 
-def test_a_site_that_does_not_join_is_named() -> None:
-    watched = Watched()
-    watched.arrive("b")
-    watched.add("b")
-    assert not watched.after(59.9)  # the limit is `join`; `wait` starts once all have joined
-    ended = watched.after(0.2)
-    assert "missing after 60 s (exchange.join): a." in ended and "a simulation one slot" in ended
-    assert watched.notices == [("joined", "b"), ("ended", "")]
-
-
-def test_a_site_that_does_not_send_is_named() -> None:
-    watched = Watched()
-    watched.arrive("a")
-    watched.add("a")
-    watched.after(50)
-    watched.arrive("b")
-    assert not watched.after(19.9)
-    assert "Sync 1 of 2 of group 'pair' waited 20 s (exchange.wait) for b" in watched.after(0.2)
-
-
 def test_the_limit_does_not_run_while_all_sites_compute() -> None:
     watched = Watched()
     watched.arrive("a", "b")
@@ -224,59 +204,6 @@ def test_the_limit_does_not_run_while_all_sites_compute() -> None:
     assert not watched.after(1000)
     watched.add("b", 1)
     assert "for a" in watched.after(20.1)
-
-
-def test_a_site_that_does_not_reconnect_is_named() -> None:
-    watched = Watched()
-    watched.arrive("a", "b")
-    watched.add("a")
-    watched.meeting.lose("b")
-    watched.meeting.lose("b")
-    assert not watched.after(4.9)
-    assert "connection of b" in watched.after(0.2)
-    assert watched.notices[2:] == [("cut", "b"), ("ended", "")]
-
-
-def test_a_site_that_reconnects_gets_the_full_time_again() -> None:
-    watched = Watched()
-    watched.arrive("a", "b")
-    watched.add("a")
-    watched.after(19)
-    watched.meeting.lose("b")
-    assert not watched.after(4)
-    watched.arrive("b")
-    assert watched.notices[-1] == ("resumed", "b")
-    assert not watched.after(19.9)
-    (total,) = watched.add("b")
-    assert total.tolist() == [2, 4, 6]
-
-
-def test_a_site_that_left_ends_the_session_once_its_gradient_is_needed() -> None:
-    watched = Watched(groups=(PAIR, Group("other", 3, 2, ("b", "c"))))
-    watched.arrive("a", "b", "c")
-    watched.add("b")
-    watched.add("a")
-    watched.meeting.leave("a")
-    watched.add("c", group="other")
-    watched.add("b", group="other")
-    assert not watched.meeting.ended
-    watched.add("b", 1)
-    assert "a left the exchange after 1 of 2 syncs of group 'pair'" in watched.meeting.ended
-    with pytest.raises(ExchangeError, match="a left"):
-        watched.add("c", 1, "other")
-    with pytest.raises(ExchangeError, match="a left"):
-        watched.arrive("c")
-
-
-def test_a_ticket_is_valid_for_one_connection() -> None:
-    watched = Watched()
-    watched.arrive("a")
-    with pytest.raises(ExchangeError, match="takes part already"):
-        watched.arrive("a")
-    assert not watched.meeting.ended
-    watched.meeting.leave("a")
-    with pytest.raises(ExchangeError, match="has left"):
-        watched.arrive("a")
 
 
 @pytest.mark.parametrize(

@@ -185,17 +185,6 @@ def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
 
 
 @every
-def test_a_blank_has_the_same_entries_in_the_same_order(add: Install, name: str) -> None:
-    made, blank = (
-        models.build(MLP, SHAPE, CLASSES, 3, extension(name)),
-        models.blank(MLP, SHAPE, CLASSES, extension(name)),
-    )
-    assert list(made.state_dict()) == list(blank.state_dict())
-    assert made.extension == blank.extension == extension(name)
-    assert models.blank(MLP, SHAPE, CLASSES).extension is None
-
-
-@every
 def test_only_the_pretrained_layers_learn_slowly(add: Install, name: str) -> None:
     config = ModelConfig(name="resnet18", weights="somewhere.pth")
     model = models.blank(config, (3, 32, 32), CLASSES, extension(name))
@@ -228,22 +217,6 @@ def test_settings_that_cannot_be_saved_are_refused() -> None:
 @pytest.fixture
 def settings(tmp_path: Path, name: str) -> dict[str, Any]:
     return {"run.dir": str(tmp_path / "runs"), "method": name, "run.name": name}
-
-
-@every
-def test_sent_models_contain_the_added_entries(
-    add: Install, domains: list[Node], name: str
-) -> None:
-    bench = Bench(domains, name)
-    layout = {entry.name for entry in bench.strategy.setup.model.entries}
-    assert layout > ADDED[name]
-    plain = {e.name for e in Bench(domains, "fedavg").strategy.setup.model.entries}
-    assert {plain_name(name, entry) for entry in layout - ADDED[name]} == plain
-    before = {n: a.copy() for n, a in bench.model.items()}
-    after, _ = bench.round()
-    assert set(after) == layout
-    for entry in ADDED[name]:
-        assert after[entry].tobytes() != before[entry].tobytes(), entry
 
 
 @every

@@ -1,6 +1,5 @@
 """KD3A's target at its site: what the settings change, seen in a tiny federation."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +10,10 @@ import torch
 from torch import Tensor
 
 from clients.kd3a import Target
-from clients.site import state
 from fedda import models, records
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
-from fedda.settings import RunConfig, Task
+from fedda.settings import RunConfig
 from fedda.train import batches, generator
 from fedda.wire import Arrays
 from tests.local_grid import (
@@ -93,25 +91,6 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
     assert sorted(value for b in batches for value in b) == images.tolist()
     assert [len(b) for b in batches] == [5, 5, 5, 5]
     assert all(b != sorted(b) for b in batches)
-
-
-def test_a_site_keeps_a_limited_number_of_optimizer_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server may begin any number of runs, but must not be able to fill the site's disk."""
-    monkeypatch.setattr(state, "FILES", 4)
-    place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
-    for age, name in enumerate("abcd"):
-        for server_round in (1, 2, 3):
-            task = Task(run=name, method="kd3a")
-            saved = state.Kept()
-            saved.put_optimizer("optimizer", optimizer)
-            state.save(place, task, server_round, state.OPTIMIZER, saved)
-            for path in (tmp_path / "anna").glob(f"{name}.*"):
-                os.utime(path, (1e9 + age, 1e9 + age))
-    left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}
-    assert left == {"c.kd3a-0.2", "c.kd3a-0.3", "d.kd3a-0.2", "d.kd3a-0.3"}
 
 
 # ---- teachers whose statistics move ------------------------------------------------------------

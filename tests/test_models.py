@@ -189,14 +189,6 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Tensor]], 
     return publish
 
 
-def test_weights_by_name(published: Callable, resnet_state: dict[str, Tensor]) -> None:
-    asked = published(resnet_state)
-    for name in ("DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"):
-        model = build(net("resnet18", weights=name), RGB, 5, 0)
-        assert torch.equal(model.head.weight, resnet_state["fc.weight"])
-    assert asked == [torchvision.models.ResNet18_Weights.DEFAULT.url] * 3
-
-
 @pytest.mark.slow
 def test_weights_that_do_not_fit_are_refused(
     published: Callable, resnet_state: dict[str, Tensor]
@@ -241,17 +233,6 @@ def test_normalises_only_when_pretrained(weights: ModelConfig) -> None:
     assert not torch.allclose(pretrained.features(gray), fresh.features(gray), atol=1e-3)
 
 
-def test_a_pretrained_models_head_learns_ten_times_faster(weights: ModelConfig) -> None:
-    (one,) = build(RESNET, RGB, 5, 0).groups(0.02)
-    assert one["lr"] == 0.02
-    model = build(weights, RGB, 5, 0)
-    encoder, head = model.groups(0.02)
-    assert (encoder["lr"], head["lr"]) == pytest.approx((0.02, 0.2))
-    assert {id(p) for p in head["params"]} == {id(model.head.weight), id(model.head.bias)}
-    assert len(encoder["params"]) + 2 == len(list(model.parameters())) == len(one["params"])
-    torch.optim.SGD(model.groups(0.1))
-
-
 def tiny() -> Model:
     """One BatchNorm with statistics far from any batch's, and a dropout that must stay quiet."""
     norm = nn.BatchNorm1d(2)
@@ -282,17 +263,6 @@ def test_batch_statistics(inside: str) -> None:
     # Afterwards the running statistics count again.
     model.eval()
     assert torch.allclose(model.features(x)[0], torch.tensor([-50 / 3, 51 / 2]), atol=1e-3)
-
-
-def test_batch_statistics_equals_training_mode() -> None:
-    model = build(DIGIT, (1, 8, 8), 3, 0)
-    x = images(6, 1, 8, 8)
-    with torch.no_grad():
-        with batch_statistics(model):
-            z = model(x)
-        running = model.eval()(x)
-        assert torch.equal(z, model.train()(x))
-        assert not torch.allclose(z, running, atol=1e-3)
 
 
 def test_predict_gives_probabilities_in_evaluation_mode() -> None:

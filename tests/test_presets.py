@@ -83,14 +83,6 @@ def test_values_are_the_papers(name: str) -> None:
 # ---- which wins --------------------------------------------------------------------------------
 
 
-def test_the_last_preset_wins() -> None:
-    merged = presets.settings("kd3a", ["domainnet", "digit5"])
-    assert merged["model.name"] == "digit-cnn" and merged["train.batch-size"] == 100
-    merged = presets.settings("kd3a", ["digit5", "domainnet"])
-    assert merged["model.name"] == "resnet101" and merged["train.batch-size"] == 50
-    assert presets.settings("kd3a", []) == {}
-
-
 @pytest.mark.parametrize("own", ["paper", "official"])
 @pytest.mark.parametrize("name", [n for n in BENCHMARKS if n != "amazon-review"])
 def test_a_methods_preset_and_a_benchmarks_combine_in_either_order(own: str, name: str) -> None:
@@ -131,13 +123,6 @@ def test_c_wins_over_rounds_and_rounds_over_presets(
     config = run(*less, "-c", "rounds=9", "--rounds", "7", "--preset", "domainnet")
     assert (config.rounds, config.train.batch_size) == (9, 8)  # in whatever order they are given
     assert config.train.lr == 0.005
-
-
-def test_a_benchmark_goes_with_a_method_that_has_no_preset(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = started(monkeypatch, tmp_path, "adabn", "--preset", "digit5")
-    assert (config.method, config.train.batch_size, config.rounds) == ("adabn", 100, 40)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """SHOT: its formulas against plain loops, the adaptation, and that sources may leave."""
 
-import copy
 import math
 import re
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedda.data import load_source, load_target
 from fedda.errors import Code, QuorumError, public
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide, weights_of
-from fedda.models import Extension, weight_normed
+from fedda.models import Extension
 from fedda.train import batches, round_images, seed_for
 from fedda.wire import TEST
 from tests.federation import Federation
@@ -139,28 +138,6 @@ def test_models_side_by_side_answer_as_one_by_one() -> None:
     # sigmoid(ln 3) is 3/4, sigmoid(0) is 1/2
     close(weights_of(torch.tensor([3.0, 1.0]).log(), "ratio"), [0.6, 0.4])
     assert not [name for name, _ in heads.named_parameters() if name != "a"]  # frozen
-
-
-def test_a_weight_normed_head_trains_by_length_and_direction() -> None:
-    model = models.build(ModelConfig(name="mlp", hidden="6"), (5,), 4, seed=0)
-    before = copy.deepcopy(model.state_dict())
-    x, y = torch.randn(9, 5), torch.arange(9) % 4
-    v, b = model.head.weight.detach().clone(), model.head.bias.detach().clone()
-    g = v.norm(dim=1, keepdim=True).requires_grad_()
-    v, b, z = v.requires_grad_(), b.requires_grad_(), model.features(x).detach()
-    F.cross_entropy(z @ (g * v / v.norm(dim=1, keepdim=True)).T + b, y).backward()
-    with torch.no_grad():
-        g, v, b = (t - 0.5 * t.grad for t in (g, v, b))  # type: ignore[operator]
-        wanted = g * v / v.norm(dim=1, keepdim=True)
-    with weight_normed(model):
-        optimizer = optim.SGD(model.head.parameters(), lr=0.5)
-        torch.testing.assert_close(model(x), model.head(z))
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    close(model.head.weight.detach(), wanted)
-    close(model.head.bias.detach(), b)
-    assert [*model.state_dict()] == [*before] and model.head.weight is not None
-    assert "head.weight" in model.fresh
 
 
 # ---- a whole run -------------------------------------------------------------------------------

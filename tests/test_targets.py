@@ -173,19 +173,6 @@ def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[s
     assert roster["targets"] == ["village"] and len(roster["sites"]) == 4
 
 
-def test_a_run_can_choose_some_of_its_sources(sites: list[Node], flat: dict[str, Any]) -> None:
-    """It computes what a run over these sites alone computes; the others are asked nothing."""
-    chosen = {"run.sources": "bert", "wait.min-sources": 1, "run.target": "town"}
-    grid = ScriptedGrid(sites)
-    results, _ = run(sites, {**flat, **chosen, "run.name": "chosen"}, grid=grid)
-    assert {c.site for c in grid.crossed if c.kind != "query"} == {"bert", "town"}
-    assert {s["name"] for s in results["sites"]} == {"bert", "town", "village"}
-    alone = [node for node in sites if node["name"] in ("bert", "town", "village")]
-    few = {"run.expect": 3, "wait.min-sources": 1, "run.target": "town", "run.name": "alone"}
-    wanted, _ = run(alone, {**flat, **few})
-    assert_same(training(results, "kd3a", "town"), training(wanted, "kd3a", "town"))
-
-
 @pytest.mark.parametrize("expect", [0, 4])
 def test_an_unknown_target_is_refused_with_the_known_ones(
     sites: list[Node], flat: dict[str, Any], expect: int
@@ -579,22 +566,6 @@ def test_the_option_target_names_the_targets_of_a_simulation(
         RunConfig.parse(flat), folders(root, "town,village", {}), Journal(), "process"
     )
     assert list(results["targets"]) == ["town", "village"]
-
-
-def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
-    performed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for words in (
-        ["--start-from", "first"],
-        ["-c", "run.start-from=first"],
-        ["--start-from", "first", "--baseline", "fedavg"],
-        [],
-    ):
-        assert fedda("run", "kd3a", "--dir", tmp_path, *words)[0] == 0
-    assert [config.run.baseline for config, _ in performed] == ["", "", "fedavg", "fedavg"]
-    starts = [config.run.start_from for config, _ in performed]
-    assert starts == [str(tmp_path / "first"), "first", str(tmp_path / "first"), ""]
 
 
 def test_a_simulation_may_have_a_target_and_no_sources(

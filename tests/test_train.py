@@ -62,14 +62,6 @@ def test_a_round_by_hand() -> None:
     assert sizes(1.5, 1, 2, 3) == [[12], [8, 6], [14]]
 
 
-def test_epochs_are_shuffled_anew_and_repeatably() -> None:
-    blocks = in_blocks(60, 5)
-    first, second = (torch.cat(round_images(blocks, t, 1, seed=1)).tolist() for t in (1, 2))
-    assert first != second != sorted(second)
-    assert torch.cat(round_images(blocks, 1, 1, seed=1)).tolist() == first
-    assert torch.cat(round_images(blocks, 1, 1, seed=2)).tolist() != first
-
-
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(2, 9))
 def test_no_batch_has_one_image_and_none_is_lost(sizes: list[int], batch_size: int) -> None:
     shares = [torch.arange(n) for n in sizes]
@@ -157,15 +149,6 @@ def test_windows_by_hand() -> None:
     assert all([len(part) for part in window] in ([3, 3], [2, 2]) for window in read)
     assert all(a != b for a, b in zip(sets[::2], sets[1::2], strict=True))  # an epoch has both
     assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in many orders
-
-
-def test_windows_of_any_seed_and_size_consist_of_whole_blocks() -> None:
-    """The server chooses both, and can combine the sums of all windows that it ever gets."""
-    blocks = [set(b.tolist()) for b in in_blocks(90, 8)]
-    for seed in range(20):
-        for size, p in ((8, 1), (9, 2), (16, 1), (30, 2)):
-            window = set(torch.cat([*windows(in_blocks(90, 8), size, p, seed, 0, p)]).tolist())
-            assert window == set().union(*(b for b in blocks if b <= window))
 
 
 def test_joined_blocks_by_hand() -> None:
