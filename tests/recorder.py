@@ -14,14 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
-
 from fedda.exchange import frames as exchanged
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.sums import Sums
-from fedda.lane import parcels as lane
 from fedda.lane.lane_host import LaneHost
-from fedda.lane.parcels import Incoming
 from fedda.lane.tls import TICKET
 from server.superlink.filter import FleetOnly
 
@@ -86,23 +82,6 @@ def record_frames(folder: Path) -> None:
     LaneHost._serve = serving  # type: ignore[method-assign]
     RemoteSession._take = taking  # type: ignore[method-assign]
     RemoteSession._send = sending  # type: ignore[method-assign]
-
-
-def messages(folder: Path) -> Iterator[tuple[str, Message]]:
-    """The messages of all lanes, none of which broke: to or from, the message."""
-    going: dict[tuple[str, str], Incoming] = {}
-    for way, whose, frame in lanes(folder):
-        if frame[0] == lane.BEGIN:
-            going[way, whose] = Incoming.parse(frame[1 + lane.OFFSET :])
-            going[way, whose].keeps = True
-        elif frame[0] == lane.PART:
-            going[way, whose].take(memoryview(frame)[1:])
-        else:
-            assert frame[0] in (lane.HELLO, lane.WHOLE, lane.END, lane.NOTE), frame[:1]
-            continue
-        incoming = going[way, whose]
-        if incoming.got == incoming.size:
-            yield way, incoming.message()
 
 
 def requests(folder: Path) -> Iterator[dict[str, Any]]:

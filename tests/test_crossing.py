@@ -1,8 +1,8 @@
-"""All that crosses in real runs, over TLS with node keys: compared with a list, and searched.
+"""All that crosses in real runs, over TLS with node keys, is searched for values of the data.
 
 A recorder at the server keeps every request of the sites with its answer, and every frame of their
-lanes and of the exchange (tests/recorder.py). The allow-list is in this file; the rest is in
-tests/listed.py.
+lanes and of the exchange (tests/recorder.py). Which names may cross is compared in
+test_contract.py, over runs in one process.
 """
 
 import json

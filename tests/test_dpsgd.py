@@ -281,9 +281,11 @@ def after(site: str, rounds: int) -> float:
 
 # ---- rounds --------------------------------------------------------------------------------------
 
+NOISED = pytest.mark.nightly("clients/site/noised.py", "clients/fedavg.py", "clients/fedprox.py")
+
 
 @pytest.mark.parametrize(
-    "method", ["kd3a", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedprox"))]
+    "method", ["kd3a", *(pytest.param(m, marks=NOISED) for m in ("fedavg", "fedprox"))]
 )
 def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str) -> None:
     made = Bench(domains, method, rounds=2, **PRIVATE)

@@ -312,6 +312,3 @@ def test_loading_a_model_without_its_method_says_what_to_install(
     with pytest.raises(ModelError, match=f"layers of the method {name}, which is not installed"):
         models.load(path)
     assert models.describe(path).extension == extension(name)
-
-
-# ---- a model that stays at the target ----------------------------------------------------------

@@ -221,6 +221,3 @@ def test_the_next_model_equals_the_twins(own: bool) -> None:
     found = moved(base, arrays["0"], {s: arrays[s] for s in w}, w)
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-6, atol=1e-7)
-
-
-# ---- settings ----------------------------------------------------------------------------------

@@ -688,6 +688,3 @@ def test_a_sites_own_limit_holds_for_critics_too(
     (training,) = train(careful, tmp_path, **settings)
     fewest = [entry["gradient-examples"] for entry in training["rounds"]]
     assert all(least <= each < least + 60 for each in fewest)
-
-
-# ---- what people see ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""deploy/kubernetes/: its commands, probes and keys are those of the compose files."""
+"""deploy/kubernetes/: its commands and keys are those of the compose files."""
 
 import os
 import stat

@@ -600,6 +600,3 @@ def test_predict_and_export_ask_which_of_several_models(
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
     code, _, err = fedda("export", folder, "--target", "city")
     assert code == 1 and "fedavg-0-city has no model.safetensors" in err
-
-
-# ---- the roster --------------------------------------------------------------------------------

@@ -308,9 +308,6 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
 
 
-# ---- the last step -----------------------------------------------------------------------------
-
-
 # ---- a network that knows pictures and words ---------------------------------------------------
 
 TINY = {

@@ -168,6 +168,3 @@ def test_every_package_says_what_it_holds() -> None:
     silent = [p for p in packages if not ast.get_docstring(ast.parse(p.read_text()))]
     assert len(packages) > 20
     assert [p.parent.name for p in silent if p.parent.name != "algorithms"] == []
-
-
-# ---- the checks can fail -----------------------------------------------------------------------
