@@ -117,6 +117,11 @@ def test_flower_still_has(name: str, place: str) -> None:
     )
 
 
+def test_every_name_is_used_and_everything_used_is_a_name() -> None:
+    assert set(PLACES) - set(USERS) == set()
+    assert {key.partition(".")[0] for key in USED} <= set(PLACES)
+
+
 # ---- one place --------------------------------------------------------------------------------
 
 
