@@ -207,7 +207,7 @@ def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str])
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/cli")
 def test_installed_commands_say_what_they_do(installed: Path, tmp_path: Path) -> None:
     strict = {"PYTHONWARNINGS": "error::DeprecationWarning"}
     shown = sh(installed / "fedda", "--help", cwd=tmp_path, **strict)
@@ -247,7 +247,7 @@ def test_the_app_staged_from_the_wheel_is_the_same(
     assert staged == tree(bundle.stage(tmp_path / "again"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/ops/bundle.py", "fedda/halves.py")
 def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> None:
     folder = bundle.stage(tmp_path / "app")
     elsewhere = tmp_path / "elsewhere"

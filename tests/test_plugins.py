@@ -286,15 +286,8 @@ for name, module in list(sys.modules.items()):
 """
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param("checkout", marks=pytest.mark.nightly(*LAYOUT)),
-        pytest.param("editable", marks=pytest.mark.nightly(*LAYOUT)),
-        pytest.param("bundle", marks=pytest.mark.nightly(*LAYOUT)),
-        pytest.param("wheel", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.nightly(*LAYOUT)
+@pytest.mark.parametrize("layout", ["checkout", "editable", "bundle", "wheel"])
 def test_every_layout_loads_each_module_only_once(
     layout: str, checkout: Path, installed: Path, tmp_path: Path
 ) -> None:
