@@ -345,16 +345,6 @@ def test_noise_of_a_real_site_has_a_seed_that_nobody_knows(domains: list[Node]) 
     assert all(np.array_equal(a[n], b[n]) for n in a)
 
 
-def annas_tests_taken(domains: list[Node], folder: Path) -> list[Node]:
-    """The same sites, of which anna has no test images."""
-    with np.load(domains[0]["data"]) as file:
-        arrays = {n: file[n] for n in file if not n.endswith("test")}
-    np.savez(folder / "anna.npz", **arrays)
-    return [
-        n | ({"data": str(folder / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
-    ]
-
-
 def test_no_example_can_make_a_source_refuse(domains: list[Node]) -> None:
     """A made model whose gradients are infinite is answered as any other, and without a time."""
     made = Bench(domains, "fedavg", rounds=1, **PRIVATE)
