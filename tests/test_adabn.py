@@ -5,14 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from flwr.app import Message
+from torch import Tensor, nn
 
 from fedda import data, models
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.moments import merge, moments
+from fedda.results.read import title
 from fedda.train import batches, generator
 from fedda.wire import Arrays
-from tests.local_grid import Bench, Node, never
+from tests.local_grid import Bench, Node, changed, never, reshaped, run
 from tests.reference import adabn as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -51,6 +53,15 @@ def test_merged_moments_are_those_of_all_values(shape: tuple[int, ...], size: in
         mean, variance = twin.moments(x[:, channel].flatten().tolist())
         assert found.mean[channel].item() == pytest.approx(mean, rel=1e-6)
         assert found.variance[channel].item() == pytest.approx(variance, rel=1e-5)
+
+
+def test_one_batch_gives_the_same_as_pytorchs_cumulative_average() -> None:
+    layer, x = nn.BatchNorm1d(4, momentum=None), torch.randn(9, 4, generator=generator("one"))
+    layer(x)
+    found = moments(x)
+    assert layer.running_mean is not None and layer.running_var is not None
+    torch.testing.assert_close(found.mean.float(), layer.running_mean)
+    torch.testing.assert_close(found.variance.float(), layer.running_var)
 
 
 # ---- the round ---------------------------------------------------------------------------------
@@ -106,6 +117,36 @@ def test_parameters_match_fedavg_with_half_precision_on_the_wire(domains: list[N
     assert any(np.any(a != a.astype(np.float16)) for a in wanted.values() if a.dtype.kind == "f")
 
 
+def test_parameters_that_the_target_changes_are_ignored(domains: list[Node]) -> None:
+    def shift(model: Arrays) -> Arrays:
+        return model | {n: a + 0.1 for n, a in model.items() if n.endswith(("weight", "bias"))}
+
+    bench = Bench(domains, "adabn", {"town": reshaped(shift)})
+    found = bench.round()[0]
+    assert bench.notices == []  # within guard.max-change; only the strategy ignores the change
+    wanted = Bench(domains, "adabn").round()[0]
+    assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in wanted.items()}
+
+
+def test_each_round_draws_its_own_order_of_batches_and_repeats_it(domains: list[Node]) -> None:
+    bench = Bench(domains, "adabn")
+    first, second = order_of(bench, 1, 48), order_of(bench, 2, 48)
+    assert not torch.equal(torch.cat(first), torch.cat(second))
+    again = Bench(domains, "adabn").round()[0]
+    found = bench.round()[0]
+    assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in again.items()}
+
+
+def test_a_whole_run_with_fedavg_as_baseline(domains: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(domains, runs | {"method": "adabn", "run.baseline": "fedavg"})
+    assert results["events"] == []
+    (found,), (plain,) = results["trainings"]["adabn"], results["trainings"]["fedavg"]
+    for ours, theirs in zip(found["rounds"], plain["rounds"], strict=True):
+        assert ours["loss"] == theirs["loss"]  # the sources learn from the same parameters
+        assert ours["infomax"] != theirs["infomax"]  # the target tests another model
+    assert title(results, "adabn") == "AdaBN"
+
+
 # ---- what goes wrong ---------------------------------------------------------------------------
 
 
@@ -115,6 +156,19 @@ def test_a_model_without_batchnorm_is_refused_before_anything_is_sent(domains: l
     with pytest.raises(ConfigError, match=r"lenet, which has no BatchNorm layer.*digit-cnn"):
         bench.begin()
     assert not any(c.kind == "train" for c in bench.grid.crossed)
+
+
+def test_the_target_refuses_a_model_without_batchnorm_too(domains: list[Node]) -> None:
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("strategies.adabn.adabn.check_batchnorm", lambda entries, model: None)
+        bench = Bench(domains, "adabn", **settings)
+        request = bench.begin()[0]
+    sent = {"model": bench.strategy.model}
+    asked = bench.strategy.request(bench.roster.target, sent, hop="estimate")
+    reply = bench.grid.call(asked)
+    assert request and reply.has_error()
+    assert "settings" in str(reply.error.reason)
 
 
 def test_statistics_over_fewer_images_than_the_site_allows_are_not_sent(
@@ -138,3 +192,28 @@ def test_a_round_without_the_target_fails(domains: list[Node]) -> None:
     with pytest.raises(QuorumError, match=r"town \(target\) gave no usable reply"):
         bench.round()
     assert ("silent", "town") in [n[:2] for n in bench.notices]
+
+
+def test_a_round_whose_reply_is_refused_fails(domains: list[Node]) -> None:
+    def spoil(model: Arrays) -> Arrays:
+        name = next(n for n in model if n.endswith("running_var"))
+        model[name][0] = -1
+        return model
+
+    def boast(request: Message, reply: Message) -> list[Message]:
+        return [changed(request, reply, numbers={"kept": 1.0})]
+
+    for script, text in ((reshaped(spoil), "negative variance"), (boast, "no number 'kept'")):
+        bench = Bench(domains, "adabn", {"town": script})
+        with pytest.raises(QuorumError):
+            bench.round()
+        assert text in {n[1]: n[2] for n in bench.notices}["town"]
+
+
+def test_a_round_with_too_few_sources_fails(domains: list[Node]) -> None:
+    quorum = {"wait__min_sources": 3, "wait__train": 0.3}
+    bench = Bench(domains, "adabn", {"anna": never}, **quorum)
+    with pytest.raises(QuorumError, match="min-sources"):
+        bench.round()
+    asked = [c for c in bench.grid.crossed if (c.way, c.role, c.kind) == ("to", "target", "train")]
+    assert asked == []  # without a mean, the target gets no request

@@ -53,6 +53,19 @@ def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.parametrize("method", ["fdann", "fdan"])
+def test_runs_with_some_sources_per_round_and_half_precision_work(
+    domains: list[dict[str, Any]], tmp_path: Path, method: str
+) -> None:
+    """With two of three sources per round, a source goes on from the others' discriminator."""
+    events: list[dict[str, Any]] = []
+    settings = {"sources-per-round": 2, "rounds": 3, "wire.dtype": "float16"}
+    found = run(domains, tmp_path, method, events.append, **settings)
+    assert {name for entry in found["rounds"] for name in entry["weights"]} == set(EXAMPLES)
+    assert all(len(entry["weights"]) == 3 for entry in found["rounds"])
+    assert not [e for e in events if e["event"] == "trouble"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_sites_own_limit_ends_the_round_for_all(
     domains: list[dict[str, Any]], tmp_path: Path, method: str
@@ -143,6 +156,22 @@ def test_a_site_sends_gradients_only_of_the_discriminators_of_its_own_groups(
             else:
                 with client.stream() as stream:
                     assert stream.sent("gradient/0") == 0
+
+
+@pytest.mark.parametrize("steps", [None, 0, -3, 4.5, float("inf")])
+def test_a_request_without_a_number_of_steps_is_refused(steps: Any) -> None:
+    told = {} if steps is None else {"steps": steps}
+    with pytest.raises(WireError, match="no whole number of steps"):
+        _ = asked("source", **told).steps
+    assert asked("source", steps=4).steps == 4
+
+
+def test_a_request_without_p_is_refused() -> None:
+    with LocalHost().open([Group("gradient", 3, 1, ("anna",))], join=5, wait=5) as session:
+        invited = session.invitations["anna"].flat()
+        assert Exchange.read(LazyConfig(p=1).flat() | invited).lazy.p == 1
+        with pytest.raises(WireError, match=r"leaves exchange\.p open"):
+            Exchange.read(LazyConfig().flat() | invited)
 
 
 # ---- a discriminator that moves between sites --------------------------------------------------

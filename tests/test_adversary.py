@@ -14,12 +14,16 @@ from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
     DiscriminatorConfig,
+    Half,
     Loss,
     Reversal,
 )
 from fedda.algorithms import dils, fdann, fwdgrl
 from fedda.config import validate
+from fedda.contrib.methods.fdan import algorithm as fdan
+from fedda.errors import ConfigError
 from fedda.maths.schedule import growth
+from fedda.settings import RunConfig
 from fedda.train import generator
 from fedda.wire import Kind, Role
 from tests.reference import adversary as twin
@@ -70,11 +74,39 @@ def test_a_seed_gives_equal_copies_and_leaves_torchs_generator_alone() -> None:
         assert torch.equal(a, b) and not torch.equal(a, c)
 
 
+def test_initial_weights_are_distributed_as_in_torchs_linear_layers() -> None:
+    found, usual = Discriminator(64, (400,)), nn.Linear(64, 400)
+    first = found.layers[0]
+    assert isinstance(first, nn.Linear)
+    for a, b in zip(first.parameters(), usual.parameters(), strict=True):
+        assert a.requires_grad
+        assert float(a.detach().abs().max()) <= 1 / 8
+        assert a.std().item() == pytest.approx(b.std().item(), rel=0.1)
+
+
 @pytest.mark.parametrize("sizes", [(), (5, 4)])
 def test_values_match_the_reference(sizes: tuple[int, ...]) -> None:
     DI, z = network(3, sizes), features(6, 3, "values")
     expected = [twin.value(plain(DI), row) for row in z.tolist()]
     assert DI(z).tolist() == pytest.approx(expected)
+
+
+def test_a_flat_gradient_can_be_set_again() -> None:
+    DI, z = network(), features(6, 3, "flat")
+    g = discriminators.flat_gradient(DI(z).mean(), DI)
+    assert g.shape == (discriminators.count(3, (5, 4)),)
+    assert all(w.grad is None for w in DI.parameters())
+    discriminators.set_gradient(DI, g)
+    found = [w.grad.clone() for w in DI.parameters() if w.grad is not None]
+    DI.zero_grad()
+    DI(z).mean().backward()
+    for ours, w in zip(found, DI.parameters(), strict=True):
+        assert w.grad is not None and ours.equal(w.grad)
+    discriminators.set_gradient(DI, g)
+    for w in DI.parameters():
+        assert w.grad is not None
+        w.grad.zero_()
+    assert g.abs().sum() > 0  # an optimizer may change the parameters' gradients, but not g
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
@@ -124,6 +156,21 @@ def test_halves_match_the_reference(f_S: list[float], f_T: list[float], loss: Lo
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_halves_are_finite_however_sure_the_discriminator_is(loss: Loss) -> None:
+    for role in ("source", "target"):
+        half = HALVES[loss, role]
+        for function in (half.discriminator, half.mapping):
+            if function is None:
+                continue
+            v = torch.tensor([-1e4, 1e4], requires_grad=True)
+            value = function(v)
+            value.backward()
+            assert value.isfinite() and v.grad is not None and v.grad.isfinite().all()
+    v = torch.tensor([-1e4])
+    assert float(discriminators.called_source(v)) == pytest.approx(1e4)  # no logarithm of 0 occurs
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_gradients_of_the_halves_add_up_to_that_of_the_whole_loss(loss: Loss) -> None:
     DI, z_S, z_T = network(), features(7, 3, "S"), features(4, 3, "T", 1.0)
     draws = [generator("e", role) for role in ("source", "target")]
@@ -168,6 +215,19 @@ def test_each_loss_has_a_gradient_in_its_own_network_only(loss: Loss, role: Role
         objective(half, DI, E(features(5, 2, "x"))).backward()
         assert E.weight.grad is not None and E.weight.grad.norm() > 0
         assert all(w.grad is None for w in DI.parameters())
+
+
+@pytest.mark.parametrize("loss", ["grl", "wassda"])
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_reversal_is_the_negative_gradient_of_the_half(loss: Loss, role: Role) -> None:
+    DI, z = network(), features(5, 3, "z").requires_grad_()
+    half = HALVES[loss, role]
+    (forward,) = torch.autograd.grad(half.discriminator(DI(z)), z)
+    (backward,) = torch.autograd.grad(discriminators.reversed_loss(half, DI, z), z)
+    torch.testing.assert_close(backward, -forward)
+    if role == "target":  # eqs. 13 and 16 reverse the gradient in the same way
+        (mapped,) = torch.autograd.grad(discriminators.mapping_loss(half, DI, z), z)
+        torch.testing.assert_close(mapped, backward)
 
 
 # ---- the penalty -------------------------------------------------------------------------------
@@ -220,6 +280,16 @@ def test_penalty_has_a_gradient_in_the_critic_even_where_it_is_flat() -> None:
     assert flat.isfinite().all()
 
 
+def test_the_penalty_draws_only_from_its_generator() -> None:
+    DI, z = network(), features(8, 3, "z")
+    before = torch.get_rng_state()
+    first, second, other = (
+        discriminators.gradient_penalty(DI, z, generator(name)).item() for name in "aab"
+    )
+    assert first == second != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 # ---- schedule, accuracy, settings --------------------------------------------------------------
 
 
@@ -234,6 +304,51 @@ def test_reversal_by_hand() -> None:
 @given(st.floats(0, 1))
 def test_reversal_schedule_matches_the_paper(q: float) -> None:
     assert growth(q) == pytest.approx(twin.reversal(q), abs=1e-12)
+
+
+def test_accuracy_by_hand() -> None:
+    v = torch.tensor([2.0, -1.0, 0.5, 0.1])
+    assert discriminators.accuracy(v, "source") == 0.75
+    assert discriminators.accuracy(v, "target") == 0.25
+
+
+def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
+    DI, z = Discriminator(3, (16,)), {"source": torch.randn(64, 3, generator=generator(1)) + 2}
+    z["target"] = -z["source"]
+    optimizer = discriminators.make_optimizer(DI, DiscriminatorConfig(lr=0.05))
+    for _ in range(60):
+        g = torch.zeros(discriminators.count(3, (16,)))
+        for role in ("source", "target"):
+            loss = discriminators.discriminator_loss(HALVES["adda", role], DI, z[role])
+            g += discriminators.flat_gradient(loss, DI)
+        discriminators.set_gradient(DI, g / 2)
+        optimizer.step()
+    assert discriminators.accuracy(DI(z["source"]), "source") > 0.95
+    assert discriminators.accuracy(DI(z["target"]), "target") > 0.95
+
+
+def test_sizes_are_parsed() -> None:
+    assert DiscriminatorConfig(sizes="500,20").hidden == (500, 20)
+    assert DiscriminatorConfig(sizes="").hidden == ()
+    for wrong in ("0", "5,", "5,x", "-1", "05", "100000"):
+        with pytest.raises(ConfigError, match="sizes"):
+            validate(DiscriminatorConfig, {"sizes": wrong})
+
+
+def test_setting_one_value_of_the_network_keeps_the_others() -> None:
+    """Also where a method has defaults of its own for a part that several methods have."""
+    defaults = RunConfig.parse({}).options
+    for method in ("dils", "fada", "fdann", "fwdgrl"):
+        changed = RunConfig.parse({f"{method}.discriminator.lr": 0.5}).options[method]
+        wanted = defaults[method].discriminator.model_copy(update={"lr": 0.5})
+        assert changed.discriminator == wanted
+
+
+def test_bandwidths_are_parsed() -> None:
+    assert fdan.Config().bandwidths == (0.25, 0.5, 1, 2, 4)
+    for wrong in ("", "1,", "0", "1,0.0", "a", "-1", "1e3", "nan"):
+        with pytest.raises(ConfigError, match=r"fdan\.multiples.*numbers above 0"):
+            RunConfig.parse({"fdan.multiples": wrong})
 
 
 def test_the_targets_model_stays_at_the_target_in_dils_by_default() -> None:
@@ -251,3 +366,8 @@ def test_the_targets_model_stays_at_the_target_in_dils_by_default() -> None:
         parts = [part for hop in hops for part in hop.values()]
         assert [set(hop["source"].leaves.arrays) for hop in hops] == [{"model"}]
         assert [part.enters.arrays.get("model") for part in parts] == [Kind.MODEL] * 2
+
+
+def test_every_loss_has_both_halves() -> None:
+    assert set(HALVES) == {(loss, role) for loss in LOSSES for role in ("source", "target")}
+    assert all(isinstance(half, Half) for half in HALVES.values())

@@ -16,6 +16,7 @@ from fedda.config import ModelConfig, TrainConfig
 from fedda.errors import ModelError
 from fedda.models import Arithmetic, inputs_of
 from fedda.train import Paced, make_optimizer, paced
+from tests.asking import make_source, task_of
 from tests.local_grid import SETTINGS, Node, run
 
 SHAPE = (1, 8, 8)
@@ -56,6 +57,21 @@ def test_bfloat16_changes_products_and_nothing_else() -> None:
     assert set(held) == {torch.float32}
 
 
+def test_gradients_in_bfloat16_point_where_those_in_float32_do() -> None:
+    exact, coarse = gradient(network()), gradient(network(Arithmetic("bfloat16")))
+    assert F.cosine_similarity(exact, coarse, dim=0) > 0.99
+    assert not torch.equal(exact, coarse)
+
+
+def test_what_is_not_differentiated_is_in_float32() -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(
+            network(Arithmetic("bfloat16"))(images()), network()(images()), rtol=0, atol=0
+        )
+    coarse = models.predict(network(Arithmetic("bfloat16")), images())
+    assert torch.equal(coarse, models.predict(network(), images()))
+
+
 def test_channels_last_keeps_values_and_names() -> None:
     last, usual = network(Arithmetic(layout="channels-last")), network()
     weight = next(last.encoder.parameters())
@@ -65,6 +81,13 @@ def test_channels_last_keeps_values_and_names() -> None:
     ):
         assert name == other and (a == b).all()
     torch.testing.assert_close(gradient(last), gradient(usual), rtol=1e-3, atol=1e-4)
+
+
+def test_predictions_have_the_same_values_in_either_layout() -> None:
+    first, last = network(), network(Arithmetic(layout="channels-last"))
+    p, q = models.predict(first, images()), models.predict(last, images())
+    assert not torch.equal(p, torch.full_like(p, 0.25))
+    torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
 
 def test_a_site_lays_images_out_as_is_faster_on_its_device() -> None:
@@ -101,6 +124,22 @@ def test_a_gradient_that_would_write_past_its_memory_is_taken_channels_first(
     assert ("has no effect: the network has a strided" in caplog.text) == (stride > 1)
     made = models.build(ModelConfig(name="timm:repvgg_a0"), (3, 64, 64), 4, seed=0)
     assert made.arithmetic.layout == "channels-first"
+
+
+def test_weights_of_more_dimensions_stay_as_they_are() -> None:
+    volume, image = nn.Conv3d(1, 2, 3), nn.Conv2d(20, 4, 3)
+    Arithmetic(layout="channels-last").prepare(nn.Sequential(volume, image))
+    assert volume.weight.is_contiguous()
+    assert image.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("batch", "layout"), [(64, "channels-last"), (65_536, "channels-first")])
+def test_a_step_that_batchnorm_would_add_up_too_coarsely_is_channels_first(
+    batch: int, layout: str, tmp_path: Path
+) -> None:
+    site = make_source(tmp_path, 64)  # of 8 x 8 pixels
+    asked = {"method": "fedavg", "model.name": "digit-cnn", "train.batch-size": batch}
+    assert site.workspace(task_of(site, asked)).model.arithmetic.layout == layout
 
 
 class Viewing(nn.Module):
@@ -206,6 +245,20 @@ def test_the_weight_moves_by_the_mean_of_accumulated_gradients_by_hand() -> None
     assert float(w.detach()) == -11
 
 
+def test_a_gradient_is_clipped_after_it_was_averaged_by_hand() -> None:
+    w = weight()
+    optimizer = paced(torch.optim.SGD([w], lr=1.0), TrainConfig(accumulate=2, clip=1.5))
+    assert steps(w, optimizer, [1.0, 3.0, 0.5, 0.5]) == pytest.approx([0, -1.5, -1.5, -2.0])
+
+
+def test_the_norm_is_that_of_all_parameters() -> None:
+    a, b = weight(), weight()
+    optimizer = paced(torch.optim.SGD([{"params": [a]}, {"params": [b]}], 1.0), TrainConfig(clip=1))
+    (3 * a + 4 * b).sum().backward()
+    optimizer.step()
+    assert [float(a.detach()), float(b.detach())] == pytest.approx([-0.6, -0.8])
+
+
 def test_accumulation_equals_a_larger_batch_without_batchnorm() -> None:
     x, y = torch.rand(8, 3), torch.arange(8) % 2
     small, large = (nn.Linear(3, 2) for _ in range(2))
@@ -222,6 +275,21 @@ def test_accumulation_equals_a_larger_batch_without_batchnorm() -> None:
             F.cross_entropy(small(x[part]), y[part]).backward()
             two.step()
     torch.testing.assert_close(small.weight, large.weight)
+
+
+def test_the_defaults_leave_the_optimizer_as_it_is() -> None:
+    optimizer = torch.optim.SGD([weight()], lr=1.0)
+    assert paced(optimizer, TrainConfig()) is optimizer
+
+
+def test_its_state_is_that_of_the_optimizer_inside() -> None:
+    w, config = weight(), TrainConfig(accumulate=2)
+    before = paced(make_optimizer([w], config, 0.1), config)
+    steps(w, before, [1.0, 2.0])
+    after = paced(make_optimizer([w], config, 0.5), config)
+    after.load_state_dict(before.state_dict())
+    assert after.param_groups[0]["lr"] == 0.1
+    assert after.state[w]["momentum_buffer"] == before.state[w]["momentum_buffer"]
 
 
 # ---- every method ------------------------------------------------------------------------------

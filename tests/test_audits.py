@@ -11,6 +11,8 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fedda import data, models
@@ -91,6 +93,32 @@ def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
     assert found.settings["threshold"] >= 15 and len(pictures) == 10
 
 
+def test_psnr_by_hand() -> None:
+    a = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    b = torch.tensor([[0.1, 0.1]])
+    assert update.psnr(a, b, 1.0).flatten().tolist() == pytest.approx(
+        [20.0, -10 * math.log10(0.81)]
+    )
+    assert float(update.psnr(10 * a, 10 * b, 10.0)[0, 0]) == pytest.approx(20.0)
+
+
+def test_total_variation_by_hand() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]])
+    assert float(update.variation(x)) == pytest.approx((0 + 2) / 2 + (1 + 3) / 2)
+    assert float(update.variation(torch.rand(3, 5))) == 0
+
+
+def test_confidence_by_hand() -> None:
+    class Fixed(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    model: Any = Fixed()
+    p = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]])
+    phi = membership.confidences(model, p.log(), torch.tensor([0, 2]))
+    assert phi.tolist() == pytest.approx([math.log(4), math.log(3 / 7)], abs=1e-6)
+
+
 # ---- membership ----------------------------------------------------------------------------------
 
 
@@ -158,6 +186,17 @@ def test_atoms_at_training_features_give_them_away() -> None:
     both = membership.near(z, held, torch.zeros(1, 3))
     distance = -torch.cat([z, held]).norm(dim=1)
     assert both["auc"] == pytest.approx(roc_auc_score(np.arange(50) < 20, distance))
+
+
+def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
+    """The change of the head's bias is the rate times (share - mean prediction)."""
+    s = site(made(tmp_path))
+    chosen = torch.arange(30)
+    u = shares.change(s, s.model, chosen, torch.arange(30, 48), 30)
+    model = s.model.train()
+    p = F.softmax(model(s.x[:30]), dim=1).mean(dim=0)
+    true = s.y[:30].bincount(minlength=3) / 30
+    torch.testing.assert_close(u[:3], s.train.lr * (true - p).detach(), atol=1e-6, rtol=1e-4)
 
 
 # ---- class shares --------------------------------------------------------------------------------

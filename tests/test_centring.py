@@ -17,12 +17,15 @@ from fedda.contrib.methods.centring.client import MEANS
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import generator
 from fedda.wire import Arrays
-from tests.local_grid import CLASSES, SOURCES, Bench, Node, sent_by
+from tests.local_grid import CLASSES, SOURCES, Bench, Node, run, sent_by
 from tests.reference import centring as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 LATER: dict[str, Any] = {"centring__plain_share": 0.5}
+
+
+AT_ONCE: dict[str, Any] = {"centring__plain_share": 0.0}
 
 
 def rewritten(
@@ -86,6 +89,22 @@ def test_a_class_moves_by_hand() -> None:
     assert centring.shift(x, y, mu, known).tolist() == [[10.0], [0.0]]
 
 
+@pytest.mark.parametrize("least", [1, 3, 6, 40])
+def test_moved_examples_are_the_twins(least: int) -> None:
+    draws = generator("centring")
+    x, target = (
+        torch.randn(30, 5, generator=draws).double(),
+        torch.randn(20, 5, generator=draws).double(),
+    )
+    y, there = (torch.randint(4, (n,), generator=draws) for n in (30, 20))
+    y[y == 3], there[0] = 0, 3  # a class that the source has not, and the target has
+    mu, known = centring.class_means(target, there, 4, least)
+    found = x + centring.shift(x, y, mu, known)[y]
+    wanted = twin.moved(x.tolist(), y.tolist(), target.tolist(), there.tolist(), least)
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+    assert bool(known.any()) == (least < 40)
+
+
 @pytest.mark.parametrize("least", [1, 12, 90])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.7, 1.0])
 def test_the_surest_of_each_class_are_the_twins(share: float, least: int) -> None:
@@ -93,6 +112,11 @@ def test_the_surest_of_each_class_are_the_twins(share: float, least: int) -> Non
     p[:, 3] = 0  # nothing is predicted to be of this class
     found = centring.surest(p, share, least).nonzero()[:, 0].tolist()
     assert found == twin.surest(p.tolist(), share, least)
+
+
+def test_the_surest_by_hand() -> None:
+    p = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3], [0.2, 0.8]])
+    assert centring.surest(p, 0.5).tolist() == [True, False, True, True]
 
 
 def test_noise_is_as_large_as_it_says_and_only_on_what_is_told() -> None:
@@ -149,6 +173,16 @@ def test_until_then_it_is_fedavg_and_the_target_is_asked_once(domains: list[Node
         same = all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
         assert same == (server_round <= 2)
         assert len(replies_with(bench, "means")) == (server_round > 2)
+
+
+def test_means_and_round_survive_a_restart_of_the_server(domains: list[Node]) -> None:
+    bench, again = Bench(domains, "centring", **AT_ONCE), Bench(domains, "centring", **AT_ONCE)
+    bench.round(1)
+    again.model = {n: a.copy() for n, a in bench.model.items()}
+    again.strategy.memory = bench.strategy.memory.copy()
+    found, wanted = again.round(2)[0], bench.round(2)[0]
+    assert all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
+    assert not replies_with(again, "means")
 
 
 # ---- what may leave ----------------------------------------------------------------------------
@@ -235,3 +269,12 @@ def test_a_convolution_over_the_images_is_refused(domains: list[Node]) -> None:
 def test_noise_on_steps_would_not_hide_what_moves_the_examples(domains: list[Node]) -> None:
     with pytest.raises(ConfigError, match="sources of centring send more"):
         Bench(domains, "centring", privacy__noise=1.0, model__norm="group")
+
+
+def test_bytes_are_counted_by_their_own_kind(domains: list[Node], tmp_path: Path) -> None:
+    settings = {"run.dir": str(tmp_path), "method": "centring", "centring.plain-share": 0.5}
+    results, _ = run(domains, settings)
+    rounds = results["trainings"]["centring"][0]["rounds"]
+    sent = [r["bytes"].get("from target statistics", 0) for r in rounds]
+    values = CLASSES * 8 * 8
+    assert sent == [0, 4 * values + 8]  # C d floats, and C flags

@@ -66,6 +66,25 @@ def test_the_twin_gives_the_same(values: np.ndarray) -> None:
     np.testing.assert_array_equal(read_rows(found, values.shape), naive.coarse(values))
 
 
+@given(matrices)
+def test_no_value_moves_by_more_than_half_a_step(values: np.ndarray) -> None:
+    moved = np.abs(read_rows(written(values), values.shape) - values).reshape(len(values), -1)
+    step = np.abs(values).reshape(len(values), -1).max(1) / 127
+    assert (moved.max(1) <= 0.501 * step + 1e-40).all()
+
+
+@given(hnp.arrays(np.float32, (3, 4), elements=st.floats(0, 7 * 2.0**-149, width=32)))
+def test_the_smallest_values_stay_small(values: np.ndarray) -> None:
+    assert np.abs(read_rows(written(values), values.shape)).max() <= 127 * 2.0**-149
+
+
+def test_rows_of_more_than_a_block_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).normal(size=(50, 7)).astype(np.float32)
+    wanted = written(values)
+    monkeypatch.setattr("fedda.maths.coarse.BLOCK", 20)  # two rows
+    np.testing.assert_array_equal(written(values), wanted)
+
+
 @pytest.mark.parametrize(
     ("shape", "wanted"),
     [((64, 3, 3, 3), 4 * 64 + 64 * 27), ((5, 2), 30), ((5, 1), 0), ((9,), 0), ((), 0), ((0, 4), 0),
@@ -124,6 +143,13 @@ def test_a_change_keeps_what_rounding_a_model_would_lose() -> None:
     whole = reply.of(remembers).unpack()
     for name in ("conv", "head"):
         np.testing.assert_allclose(whole[name] - exact[name], moves[name], atol=1e-6)
+
+
+def test_a_change_of_a_part_of_a_model_needs_only_that_part() -> None:
+    draws = np.random.default_rng(0)
+    sent, head = pack(model(draws), Kind.MODEL, "int8"), {"head": model(draws)["head"]}
+    found = travelled(change(head, sent)).of(sent).unpack()["head"]
+    np.testing.assert_allclose(found, head["head"], atol=0.05)
 
 
 def test_a_change_of_nothing_known_is_refused() -> None:

@@ -14,6 +14,7 @@ from clients.site.memory import resident
 from fedda import models
 from fedda.config import ModelConfig
 from fedda.contrib.methods.comda import algorithm as comda
+from fedda.contrib.methods.comda.client import redrawn
 from fedda.contrib.methods.decision import algorithm as decision
 from fedda.data import load_target
 from fedda.train import generator, round_images, seed_for
@@ -30,6 +31,32 @@ MLP = ModelConfig(name="mlp", hidden="16")
 def close(found: Tensor | float, wanted: Any) -> None:
     found = torch.as_tensor(found)
     torch.testing.assert_close(found, torch.as_tensor(wanted, dtype=found.dtype))
+
+
+def test_otsus_variance_by_hand() -> None:
+    """Two pairs, .7 apart in their means: 1/2 1/2 .7^2; any other threshold has less."""
+    c = torch.tensor([[0.8, 0.1, 0.9, 0.2], [0.5, 0.5, 0.5, 0.5]])
+    close(comda.between_classes(c), [0.1225, 0.0])
+    close(comda.between_classes(c[:, :1]), [0.0, 0.0])
+
+
+def test_the_consensus_over_three_rounds_by_hand() -> None:
+    """Answers 1, 0, 1: .4 / .4, then .24 / .64, then .544 / .784."""
+    wanted = {"sum": (1.0, 0.375, 0.544 / 0.784), "corrected": (1.0, 0.9375, 0.9625 / 0.784)}
+    for carried in ("sum", "corrected"):
+        Z = torch.zeros(1, 1, dtype=torch.float64)
+        for t, (p, result) in enumerate(zip((1, 0, 1), wanted[carried], strict=True), start=1):
+            Z, consensus = comda.agreed(Z, torch.full_like(Z, p), t, carried)
+            close(consensus, [[result]])
+
+
+def test_the_share_that_is_kept_by_hand() -> None:
+    """Forgetting .2 in the first half, then less and less, and nothing in the last round."""
+    shares = [comda.kept_share(done, 0.2) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert shares == pytest.approx([0.8, 0.8, 0.8, 0.9, 1.0])
+    assert [comda.kept(10, share, 2) for share in shares] == [8, 8, 8, 9, 10]
+    # A site's smallest step is a bound, and no more images than there are can be kept.
+    assert [comda.kept(10, 0.2, 5), comda.kept(3, 0.2, 5), comda.kept(10, 0.7, 2)] == [5, 3, 7]
 
 
 # ---- the formulas ------------------------------------------------------------------------------
@@ -158,6 +185,43 @@ def adapted(domains: list[Node], folder: Path, **more: Any) -> dict[str, Tensor]
     settings |= {f"comda.{name}": value for name, value in more.items()}
     (training,) = run(with_state(domains, folder), settings)[0]["trainings"]["comda"]
     return load_file(folder / "state" / training["adapted"]["file"])
+
+
+def test_heads_that_stay_as_drawn(domains: list[Node], tmp_path: Path) -> None:
+    config = ModelConfig(name="mlp", hidden="16", bottleneck=8)
+    first = models.build(config, (1, SIDE, SIDE), CLASSES, seed=0).head.weight.detach()
+    drawn = adapted(domains, tmp_path / "drawn", heads="drawn")
+    learnt = adapted(domains, tmp_path / "learnt")
+    assert torch.equal(drawn["head.weight"][0], first)
+    assert not torch.equal(learnt["head.weight"][0], first)
+    assert not torch.equal(drawn["head.weight"][1], first)
+    for found in (drawn, learnt):
+        assert torch.equal(found["head.a"], torch.ones(2))
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_the_second_network_has_draws_of_its_own_but_for_pretrained_layers(
+    pretrained: bool,
+) -> None:
+    config = ModelConfig(name="mlp", hidden="6", bottleneck=4)
+    begun = models.to_arrays(models.build(config, (5,), 3, seed=0))
+    other = models.blank(config, (5,), 3, seed=1)
+    other.pretrained = pretrained
+    found = redrawn(begun, other)
+    matrices = {name for name, array in begun.items() if array.ndim == 2}
+    same = {name for name in matrices if np.array_equal(found[name], begun[name])}
+    network = {name for name in matrices if name.startswith("encoder.network.")}
+    assert network and same == (network if pretrained else set())
+
+
+@pytest.mark.parametrize(
+    "other", [{"carried": "corrected"}, {"mixup": 0.0}, {"forget": 0.6}, {"answers": "training"}]
+)
+def test_each_setting_changes_what_is_learnt(
+    domains: list[Node], tmp_path: Path, other: dict[str, Any]
+) -> None:
+    plain, changed = (adapted(domains, tmp_path / str(len(o)), **o) for o in ({}, other))
+    assert any(not torch.equal(plain[n], changed[n]) for n in plain)
 
 
 def test_what_may_cross(domains: list[Node], tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ def test_an_error_is_shown_on_the_console(tmp_path: Path) -> None:
     assert done.returncode == 1 and "ValueError: broken" in done.stderr
 
 
+def test_the_console_may_show_all(tmp_path: Path) -> None:
+    done = ran(tmp_path / "superlink.log", "also")
+    assert set(ASIDE) <= set((done.stdout + done.stderr).splitlines())
+
+
 def test_a_large_file_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
     file = Rotating(tmp_path / "log", largest=10)
     for number in range(6):
@@ -68,6 +73,12 @@ def test_a_large_file_is_put_aside_and_the_oldest_goes(tmp_path: Path) -> None:
     assert kept == ["line 4\n", "line 3\n", "line 2\n"]
     assert len(list(tmp_path.iterdir())) == KEPT + 1
     assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_link_in_the_files_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="log"):
+        Rotating(tmp_path / "log")
 
 
 class Server:

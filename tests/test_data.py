@@ -304,6 +304,21 @@ def test_paths_that_cannot_be_data(tmp_path: Path, role: data.Role) -> None:
         data.describe(tmp_path, "judge")  # pyright: ignore[reportArgumentType]
 
 
+def test_source_folders_that_are_refused(tmp_path: Path) -> None:
+    refused(folder(tmp_path / "flat", {"1.png": 1, "2.png": 2}), "source", "2 images and no class")
+    flat = folder(tmp_path / "flat-train", {"train/1.png": 1})
+    refused(flat, "source", "needs labels", "<class>", "--role target")
+    refused(folder(tmp_path / "no-train", {"a/1.png": 1, "test/a/1.png": 1}), "source", "no train/")
+
+    bare = folder(tmp_path / "bare", {"train/a/1.png": 1})
+    (bare / "train" / "b").mkdir()
+    (bare / "train" / "b" / "moving.gif").touch()
+    refused(bare, "source", "train/b holds no images", r"only moving\.gif", "remove it")
+
+    extra = folder(tmp_path / "extra", {"train/a/1.png": 1, "test/a/1.png": 1, "test/b/1.png": 1})
+    refused(extra, "source", r"test/b is a class that .*train does not have \(a\)")
+
+
 def test_mixed_sizes_name_two_files(tmp_path: Path) -> None:
     picture(tmp_path / "a" / "1.png", 0, (4, 4))
     picture(tmp_path / "a" / "2.png", 0, (4, 5))

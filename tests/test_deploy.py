@@ -274,6 +274,19 @@ def test_the_gate_passes_on_what_comes_and_its_end() -> None:
     assert none == b""  # the connection ends
 
 
+def test_a_release_asks_for_holes_in_all_that_the_image_installs() -> None:
+    """Of what Flower decides at the public port, too, and every night."""
+    root, holes = DEPLOY.parent, script("holes")
+    lock = (DEPLOY / "requirements.lock").read_text()
+    assert set(holes.PUBLIC) == {"fastapi", "starlette", "uvicorn", "flwr"}
+    assert all(re.search(rf"^{name}==", lock, re.MULTILINE) for name in holes.PUBLIC)
+    assert set(holes.LOCKS) == {path.name for path in DEPLOY.glob("*.lock")}
+    assert "deploy/holes.py" in (root / "Makefile").read_text()
+    for workflow in ("release", "nightly"):
+        text = (root / ".github" / "workflows" / f"{workflow}.yml").read_text()
+        assert "- run: make audit" in text and "continue-on-error" not in text
+
+
 @pytest.mark.parametrize(
     ("packages", "code", "said"),
     [

@@ -15,6 +15,7 @@ from fedda import models
 from fedda.adversarial.discriminators import Discriminator
 from fedda.data import Labelled, load_evaluation, load_source, load_target
 from fedda.errors import Code, ConfigError
+from fedda.halves import load_half
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from server.journal import Journal
@@ -265,6 +266,16 @@ def test_after_the_pretraining_only_gradients_cross(
     assert {round(sum(entry["weights"].values()), 9) for entry in found} == {1.0}
 
 
+def test_an_adapting_round_can_have_the_steps_of_several_epochs(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = {"rounds": 2, "dils.pretrain": 1, "dils.epochs": 4, "exchange.p": 2}
+    _, adapting = run(pair, tmp_path, **settings)["trainings"]["dils"][0]["rounds"]
+    size = sum(w.numel() for w in Discriminator(500, (8,)).parameters()) * 4
+    syncs = 4 * STEPS // 2
+    assert syncs * size < adapting["bytes"]["from target gradient"] < syncs * (size + 64) + 200
+
+
 @pytest.mark.parametrize("share", [False, True])
 def test_the_targets_model_stays_at_the_target_unless_share_is_set(
     pair: list[dict[str, Any]], tmp_path: Path, share: bool
@@ -294,6 +305,18 @@ def test_a_resumed_run_gives_the_state_of_an_uninterrupted_one(
         assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.slow
+def test_a_resumed_run_sends_in_the_same_precision_as_before(
+    pair: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = {"rounds": 3, "exchange.p": 1, "dils.loss": "cada", "wire.dtype": "float16"}
+    with pytest.raises(KeyboardInterrupt):
+        run(pair, tmp_path, stop_after(2), **settings)
+    results = run(pair, tmp_path, **settings, **{"run.resume": True})
+    found = [e["bytes"]["to target model"] for e in results["trainings"]["dils"][0]["rounds"]]
+    assert found[1] == found[2]
+
+
 def test_a_site_that_lost_its_state_reports_it(pair: list[dict[str, Any]], tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
 
@@ -312,6 +335,35 @@ def test_a_site_that_lost_its_state_reports_it(pair: list[dict[str, Any]], tmp_p
     assert "town" in troubles["exchange ended", ""]
 
 
+def test_rounds_of_other_lengths_are_refused(
+    pair: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the windows of images would no longer match the windows of the sums."""
+    strategy: Any = load_half("strategies", "dils").DILS
+    monkeypatch.setattr(strategy, "steps_per_round", lambda self, _: 2 + self.round)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(Exception, match="gave no usable reply"):
+        run(pair, tmp_path, events.append, **{"wait.tries": 1, "exchange.p": 1})
+    failed = [(e["round"], e["site"], e["text"]) for e in events if e.get("what") == "failed"]
+    assert sorted(failed) == [
+        (2, "anna", Code.WIRE.public),
+        (2, "town", Code.EXCHANGE.public),  # the exchange reports that anna has left
+    ]
+
+
+@pytest.mark.slow
+def test_several_sources_need_a_name(tmp_path: Path) -> None:
+    nodes = make_domains(tmp_path)
+    with pytest.raises(ConfigError, match=r"3 sources have joined.*anna, bert, carl"):
+        run(nodes, tmp_path, **{"exchange.p": 1})
+    results = run(
+        nodes,
+        tmp_path,
+        **{"exchange.p": 1, "dils.collaborator": "bert", "rounds": 1, "run.name": "named"},
+    )
+    assert set(results["trainings"]["dils"][0]["rounds"][0]["weights"]) == {"bert"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -327,6 +379,11 @@ def test_a_gradient_over_few_examples_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         RunConfig.parse(DILS | settings)
+
+
+def test_a_round_needs_at_least_one_exchange(pair: list[dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"exchange\.p is 4, more than the steps of a round"):
+        run(pair, tmp_path, **{"exchange.p": 4})
 
 
 def test_a_sites_own_limit_holds_whatever_the_run_sets(

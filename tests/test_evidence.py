@@ -11,6 +11,7 @@ from fedda.contrib.audit import membership
 from fedda.contrib.audit.finding import Audit, Finding
 from fedda.contrib.audit.prove import ABOVE, Proof
 from fedda.contrib.report.page import evidence
+from fedda.errors import ConfigError
 from tests.test_audits import made, run_audit
 from tests.test_page import Read
 
@@ -98,6 +99,14 @@ def test_a_figure_above_the_policy_ends_with_its_exit_code(
             proof.finish(*arguments)
         assert ended.value.exit_code == ABOVE and odd in capsys.readouterr().err
     assert not any(v is not None for v in Policy().audit.model_dump().values())
+
+
+def test_bad_files_are_refused_before_any_attack(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    with pytest.raises(ConfigError, match="page's name that ends in"):
+        Proof(run, tmp_path / "e.pdf", None)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Proof(run, None, tmp_path / "none.toml")
 
 
 @pytest.mark.nightly("fedda/contrib/audit")

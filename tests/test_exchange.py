@@ -1,8 +1,9 @@
 """The exchange without a network: invitations, sums, time limits, and turns."""
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +14,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda import exchange
-from fedda.errors import ExchangeError, NotFiniteError, WireError
+from fedda.errors import Code, ExchangeError, NotFiniteError, WireError, code_of
 from fedda.exchange import Group, Invitation, LocalHost, Turns
+from fedda.exchange.groups import MAX_WAIT
 from fedda.exchange.meeting import Meeting
 from fedda.exchange.sums import Sums
 
 PAIR = Group("pair", 3, 2, ("a", "b"))
 ABC = ("a", "b", "c")
+
+
+def in_threads(works: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run each function in a thread -> its result, or the error that it raised."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, work: Callable[[], Any]) -> None:
+        try:
+            found[name] = work()
+        except ExchangeError as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in works.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return found
 
 
 def vector(*values: float) -> np.ndarray:
@@ -37,6 +57,11 @@ def invitation(**changed: Any) -> Invitation:
 def test_an_invitation_is_the_same_after_the_wire() -> None:
     sent = invitation(groups=(PAIR, Group("all", 7, 9, ABC)))
     assert all(type(value) in (str, int, float) for value in sent.flat().values())
+    assert Invitation.parse(sent.flat()) == sent
+
+
+def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
+    sent = invitation(name=NAME, certificate=PEM)
     assert Invitation.parse(sent.flat()) == sent
 
 
@@ -95,6 +120,11 @@ def test_an_invitation_with_something_missing_is_refused() -> None:
         Invitation.parse(flat)
 
 
+def test_a_site_accepts_the_longest_time_limits() -> None:
+    with LocalHost().open([PAIR], join=60, wait=MAX_WAIT, rejoin=MAX_WAIT) as session:
+        assert Invitation.parse(session.invitations["a"].flat()).wait == MAX_WAIT
+
+
 def test_a_ticket_is_not_shown() -> None:
     assert "000" not in repr(invitation()) and "BEGIN" not in repr(invitation(certificate=PEM))
 
@@ -106,6 +136,11 @@ def test_an_invalid_group_is_refused_with_a_reason() -> None:
         Group("g", 1, 1, ("a", "a"))
     with pytest.raises(ExchangeError, match="needs 1 to"):
         LocalHost().open([], join=1, wait=1)
+
+
+def test_a_failed_exchange_has_its_own_error_code() -> None:
+    assert code_of(ExchangeError("x")) is Code.EXCHANGE
+    assert "exchange" in Code.EXCHANGE.public
 
 
 # ---- sums --------------------------------------------------------------------------------------
@@ -132,6 +167,15 @@ def test_sums_do_not_depend_on_the_order_of_arrival(order: Sequence[int], seed: 
     found = [sums.add(members[i], 0, values[i]) for i in order]
     assert all(each is None for each in found[:-1])
     assert found[-1] is not None and found[-1].tobytes() == naive.tobytes()
+
+
+def test_only_one_sum_is_kept() -> None:
+    sums = Sums(Group("g", 3, 100, ABC))
+    for index in range(50):
+        for member in "cba":
+            sums.add(member, index, vector(index, 0, 0))
+        assert not sums._early and sums._total is None
+        assert sums.last is not None and sums.last[0] == 3 * index
 
 
 @pytest.mark.parametrize(
@@ -194,6 +238,26 @@ class Watched:
         return [s.last for s in self.meeting.add(site, group, index, 256, vector(1, 2, 3))]
 
 
+def test_a_site_that_does_not_join_is_named() -> None:
+    watched = Watched()
+    watched.arrive("b")
+    watched.add("b")
+    assert not watched.after(59.9)  # the limit is `join`; `wait` starts once all have joined
+    ended = watched.after(0.2)
+    assert "missing after 60 s (exchange.join): a." in ended and "a simulation one slot" in ended
+    assert watched.notices == [("joined", "b"), ("ended", "")]
+
+
+def test_a_site_that_does_not_send_is_named() -> None:
+    watched = Watched()
+    watched.arrive("a")
+    watched.add("a")
+    watched.after(50)
+    watched.arrive("b")
+    assert not watched.after(19.9)
+    assert "Sync 1 of 2 of group 'pair' waited 20 s (exchange.wait) for b" in watched.after(0.2)
+
+
 def test_the_limit_does_not_run_while_all_sites_compute() -> None:
     watched = Watched()
     watched.arrive("a", "b")
@@ -204,6 +268,89 @@ def test_the_limit_does_not_run_while_all_sites_compute() -> None:
     assert not watched.after(1000)
     watched.add("b", 1)
     assert "for a" in watched.after(20.1)
+
+
+def test_a_site_that_does_not_reconnect_is_named() -> None:
+    watched = Watched()
+    watched.arrive("a", "b")
+    watched.add("a")
+    watched.meeting.lose("b")
+    watched.meeting.lose("b")
+    assert not watched.after(4.9)
+    assert "connection of b" in watched.after(0.2)
+    assert watched.notices[2:] == [("cut", "b"), ("ended", "")]
+
+
+def test_a_site_that_reconnects_gets_the_full_time_again() -> None:
+    watched = Watched()
+    watched.arrive("a", "b")
+    watched.add("a")
+    watched.after(19)
+    watched.meeting.lose("b")
+    assert not watched.after(4)
+    watched.arrive("b")
+    assert watched.notices[-1] == ("resumed", "b")
+    assert not watched.after(19.9)
+    (total,) = watched.add("b")
+    assert total.tolist() == [2, 4, 6]
+
+
+def test_with_rejoin_0_a_broken_connection_ends_the_session() -> None:
+    watched = Watched(rejoin=0)
+    watched.arrive("a", "b")
+    watched.meeting.lose("b")
+    assert "connection of b" in watched.meeting.ended
+
+
+def test_a_connection_may_break_after_the_last_sync() -> None:
+    watched = Watched(rejoin=0, groups=(PAIR, Group("other", 3, 2, ("a", "c"))))
+    watched.arrive(*ABC)
+    for index in range(2):
+        watched.add("a", index)
+        watched.add("b", index)
+    watched.meeting.lose("b")
+    assert not watched.after(1000)
+    watched.add("a", 0, "other")
+    assert "for c" in watched.after(20.1)  # the limits still hold for the other sites
+
+
+def test_a_site_reconnects_to_receive_the_last_sum() -> None:
+    watched = Watched(rejoin=0)
+    watched.arrive("a", "b")
+    for index in range(2):
+        watched.add("a", index)
+        watched.add("b", index)
+    watched.meeting.lose("b")
+    watched.arrive("b")
+    assert watched.notices[-2:] == [("cut", "b"), ("resumed", "b")]
+
+
+def test_a_site_that_left_ends_the_session_once_its_gradient_is_needed() -> None:
+    watched = Watched(groups=(PAIR, Group("other", 3, 2, ("b", "c"))))
+    watched.arrive("a", "b", "c")
+    watched.add("b")
+    watched.add("a")
+    watched.meeting.leave("a")
+    watched.add("c", group="other")
+    watched.add("b", group="other")
+    assert not watched.meeting.ended
+    watched.add("b", 1)
+    assert "a left the exchange after 1 of 2 syncs of group 'pair'" in watched.meeting.ended
+    with pytest.raises(ExchangeError, match="a left"):
+        watched.add("c", 1, "other")
+    with pytest.raises(ExchangeError, match="a left"):
+        watched.arrive("c")
+
+
+def test_a_ticket_is_valid_for_one_connection() -> None:
+    watched = Watched()
+    watched.arrive("a")
+    with pytest.raises(ExchangeError, match="takes part already"):
+        watched.arrive("a")
+    assert not watched.meeting.ended
+    watched.meeting.leave("a")
+    with pytest.raises(ExchangeError, match="has left"):
+        watched.arrive("a")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +368,25 @@ def test_a_refusal_ends_the_session(site: str, group: str, examples: int, said: 
         watched.meeting.add(site, group, 0, examples, vector(1, 2, 3))
     assert said in watched.meeting.ended
     assert watched.notices[-2:] == [("refused", site), ("ended", "")]
+
+
+def test_threads_without_turns_sum() -> None:
+    with LocalHost().open([Group("g", 1, 50, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> list[float]:
+            with exchange.connect(session.invitations[site]) as stream:
+                mine = vector(ABC.index(site))
+                sums = [float(stream.swap("g", mine, 256)[0]) for _ in range(50)]
+                assert stream.sent("g") == 50
+                return sums
+
+        found = in_threads({site: lambda s=site: work(s) for site in ABC})
+        assert found == dict.fromkeys(ABC, [3.0] * 50)
+        assert not session.ended
+        assert session.fewest() == dict.fromkeys(ABC, 256)
+        to_site, from_site = session.traffic()["a"]
+        assert 50 * 4 < to_site < 50 * 30 and 50 * 4 < from_site < 50 * 30
+    assert not session.ended
 
 
 # ---- in one process ------------------------------------------------------------------------------
@@ -287,6 +453,16 @@ def test_a_local_session_ends_with_a_clear_error_for_all() -> None:
         exchange.connect(session.invitations["b"])
 
 
+def test_closing_wakes_waiting_sites() -> None:
+    session = LocalHost().open([PAIR], join=60, wait=60)
+    a = exchange.connect(session.invitations["a"])
+    threading.Timer(0.1, session.close).start()
+    began = time.monotonic()
+    with pytest.raises(ExchangeError, match="server closed the exchange before its last sync"):
+        a.swap("pair", vector(1, 2, 3), 256)
+    assert time.monotonic() - began < 5
+
+
 def test_a_forged_invitation_is_refused() -> None:
     with LocalHost().open([PAIR], join=5, wait=5) as session:
         forged = replace(session.invitations["a"], ticket="f" * 64)
@@ -339,3 +515,87 @@ def test_turns_make_threads_repeatable() -> None:
     assert seen["a"][0] == seen["b"][0] == seen["c"][0] == alone[0]
     assert seen["a"][1] == float(vector(alone[1])[0] * 2)
     torch.set_rng_state(before)
+
+
+def test_only_one_site_computes_at_a_time() -> None:
+    inside, most = 0, 0
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> None:
+            nonlocal inside, most
+            with exchange.connect(session.invitations[site]) as stream:
+                for _ in range(5):
+                    inside += 1
+                    most = max(most, inside)
+                    time.sleep(0.001)
+                    inside -= 1
+                    stream.swap("g", vector(1), 256)
+
+        for future in turns.together({site: lambda s=site: work(s) for site in ABC}).values():
+            future.result()
+    assert most == 1
+
+
+def test_a_site_that_fails_passes_the_turn_on() -> None:
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 5, ABC)], join=5, wait=5) as session:
+
+        def work(site: str) -> float:
+            with exchange.connect(session.invitations[site]) as stream:
+                if site == "b":
+                    raise ValueError("no data")
+                return float(stream.swap("g", vector(1), 256)[0])
+
+        done = turns.together({site: lambda s=site: work(s) for site in ABC})
+    assert isinstance(done["b"].exception(), ValueError)
+    for site in "ac":
+        with pytest.raises(ExchangeError, match="b left the exchange after 0 of 5 syncs"):
+            done[site].result()
+
+
+def test_waiting_for_a_turn_does_not_count_as_late() -> None:
+    """Three sites compute .15 s each, one after the other; the limits to join and send are .2 s."""
+    turns = Turns(ABC)
+    with LocalHost().open([Group("g", 1, 2, ABC)], join=0.2, wait=0.2) as session:
+
+        def work(site: str) -> float:
+            time.sleep(0.15)
+            with exchange.connect(session.invitations[site]) as stream:
+                stream.swap("g", vector(1), 256)
+                time.sleep(0.15)
+                return float(stream.swap("g", vector(1), 256)[0])
+
+        done = turns.together({site: lambda s=site: work(s) for site in ABC})
+    assert [done[site].result() for site in ABC] == [3.0] * 3
+
+
+def test_turns_wait_for_a_missing_sum_until_the_limit() -> None:
+    turns = Turns(("a", "b"))
+    with LocalHost().open([PAIR], join=5, wait=0.2) as session:
+
+        def work(site: str) -> None:
+            stream = exchange.connect(session.invitations[site])  # b's stream is never closed
+            if site == "a":
+                stream.swap("pair", vector(1, 2, 3), 256)
+
+        done = turns.together({site: lambda s=site: work(s) for site in "ab"})
+    with pytest.raises(ExchangeError, match=r"waited 0\.2 s .* for b"):
+        done["a"].result()
+    done["b"].result()
+
+
+def test_an_interrupted_wait_stops_all_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(("a", "b"))
+
+    def interrupt(*_: object) -> None:
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedda.exchange.baton.wait", interrupt)
+    with LocalHost().open([PAIR], join=60, wait=60) as session:
+        stream = exchange.connect(session.invitations["a"])
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            turns.together({"a": lambda: stream.swap("pair", vector(1, 2, 3), 256)})
+    assert time.monotonic() - began < 5

@@ -177,6 +177,19 @@ def test_a_broken_connection_changes_no_bit(folder: Path, cuts: tuple[int, ...])
         assert there.session._lines["a"]._last > 1 == there.session._lines["b"]._last
 
 
+def test_a_sum_that_was_made_while_a_connection_was_broken_comes_later(folder: Path) -> None:
+    notices = Notices()
+    with opened(folder, notices=notices) as there, there.connect("b") as b, there.connect("a") as a:
+        a.send("pair", gradient("a", 0), 256)
+        until(lambda: there.session._meeting.sums["pair"].taken("a") == 1)
+        there.cut("a")
+        total = b.swap("pair", gradient("b", 0), 256)
+        assert a.receive("pair").tobytes() == total.tobytes()
+        b.close()
+        a.close()
+    assert notices.kinds("b") == ["joined", "left"]
+
+
 def test_the_server_may_close_right_after_the_last_sync(folder: Path) -> None:
     notices = Notices()
     session = Host(folder, notices).open([Group("pair", SIZE, 1, ("a", "b"))], **LIMITS)

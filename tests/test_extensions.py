@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from clients import fedavg as clients
 from clients.site.request import Numbers
-from fedda import data, models, records
+from fedda import data, models, plugins, records
 from fedda.algorithms import fedavg
 from fedda.cli.predict import table
 from fedda.config import ModelConfig
@@ -288,6 +289,16 @@ def test_the_next_run_can_start_from_an_extended_model(
         run(domains, settings | plain | {"run.name": "third"})
 
 
+def test_a_model_with_other_settings_of_the_extension_is_refused(
+    add: Install, domains: list[Node], tmp_path: Path
+) -> None:
+    settings = {"run.dir": str(tmp_path), "method": "bottleneck", "run.name": "first"}
+    run(domains, settings)
+    other = {"bottleneck.width": 5, "run.name": "second", "run.start-from": str(tmp_path / "first")}
+    with pytest.raises(ConfigError, match=r'layers of bottleneck \{"width": 6\}.*\{"width": 5\}'):
+        run(domains, settings | other)
+
+
 @every
 def test_a_site_without_the_method_gives_a_clear_error(
     add: Install, domains: list[Node], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -299,6 +310,23 @@ def test_a_site_without_the_method_gives_a_clear_error(
         reply = bench.call(request)
     assert reply.has_error() and reply.error.code == Code.CONFIG
     assert f"There is no method '{name}'" in caplog.text
+
+
+def test_a_site_whose_method_adds_other_layers_refuses(
+    add: Install,
+    domains: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(domains, "two-heads")
+    request = bench.begin()[0]
+    other = replace(TWO_HEADS, extend=mix_statistics)
+    real = plugins.method
+    monkeypatch.setattr(plugins, "method", lambda m: other if m == "two-heads" else real(m))
+    with caplog.at_level(logging.ERROR, "fedda.site"):
+        reply = bench.call(request)
+    assert reply.has_error() and reply.error.code == Code.WIRE
+    assert "not this run's model: it differs at encoder.2" in caplog.text
 
 
 @every

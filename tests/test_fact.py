@@ -1,6 +1,7 @@
 """FACT: the discrepancy, a whole round against one loop, and what crosses."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,16 @@ from tests.test_shot import with_state
 
 FACT: dict[str, Any] = {"train.momentum": 0.9, "train.lr": 0.05, "train.schedule": "constant"}
 FACT |= {"model.bottleneck": 6}
+
+
+def test_the_discrepancy_by_hand() -> None:
+    """Heads that say 3 to 1 and 1 to 3 differ by one half in each class."""
+    one = torch.tensor([[math.log(3.0), 0.0]])
+    assert fact.discrepancy(one, -one).item() == pytest.approx(0.5)
+    assert fact.discrepancy(one, one + 7).item() == pytest.approx(0, abs=1e-6)
+    # Softmax twice of (3/4, 1/4): 1 / (1 + exp(-1/2)); never more than that of (1, 0).
+    wanted = 2 / (1 + math.exp(-0.5)) - 1
+    assert fact.discrepancy(one, -one, "twice").item() == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("softmax", ["once", "twice"])
@@ -123,6 +134,23 @@ def test_a_round_computes_the_same_as_one_loop(
     assert_close(found, {n: t.detach().numpy() for n, t in wanted.items()}, 1e-4)
     assert bench.strategy.weights == dict.fromkeys(pair, 0.5)
     assert 0 <= numbers["discrepancy"] < 1 and numbers["loss"] > 0  # told in steps of .01
+
+
+def test_two_sources_take_part_and_all_in_turn(domains: list[Node], tmp_path: Path) -> None:
+    grid = ScriptedGrid(domains)
+    results, _ = run(
+        domains, FACT | {"method": "fact", "rounds": 6, "run.dir": str(tmp_path)}, grid=grid
+    )
+    assert results["events"] == []
+    (training,) = results["trainings"]["fact"]
+    pairs = [tuple(each["weights"]) for each in training["rounds"]]
+    assert all(len(pair) == 2 for pair in pairs) and {s for p in pairs for s in p} == {*SOURCES}
+    asked = [c.hop for c in grid.crossed if c.way == "to" and c.kind == "train"]
+    assert asked == ["train", "train", "refit", "refit", "cross"] * 6
+    # Replies to `refit` are heads, much smaller than models.
+    for c in grid.crossed:
+        if (c.way, c.hop) == ("from", "refit"):
+            assert c.arrays == {"head": "model"}
 
 
 @pytest.mark.parametrize("answer", ["surer", "least"])

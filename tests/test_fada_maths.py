@@ -25,7 +25,7 @@ from fedda.adversarial.disentangle import (
 )
 from fedda.algorithms import fada
 from fedda.config import validate
-from fedda.errors import ModelError
+from fedda.errors import ConfigError, ModelError
 from fedda.train import generator
 from strategies.fada import moved, start
 from tests.reference import fada as twin
@@ -50,6 +50,16 @@ def test_confusion_equals_the_twins(seed: int) -> None:
     logits = 3 * drawn(6, 4, name=f"{seed}")
     rows = logits.double().tolist()
     assert float(negative_entropy(logits)) == pytest.approx(twin.minus_entropy(rows), rel=1e-5)
+
+
+def test_lower_confusion_means_a_more_even_prediction() -> None:
+    logits = (2 * drawn(20, 3)).requires_grad_()
+    moves = torch.optim.SGD([logits], lr=5.0)
+    for _ in range(300):
+        moves.zero_grad()
+        negative_entropy(logits).backward()
+        moves.step()
+    assert float(logits.detach().softmax(dim=1).max()) < 0.45
 
 
 # ---- mutual information, eq. 8 -----------------------------------------------------------------
@@ -79,6 +89,11 @@ def test_information_equals_the_twins(seed: int) -> None:
 
     wanted = twin.information(value, p.tolist(), q.tolist(), shuffle.tolist())  # type: ignore[arg-type]
     assert float(information(M, p, q, shuffle).detach()) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_information_of_large_values_does_not_overflow() -> None:
+    x = torch.full((4, 1), 20.0)
+    assert float(information(Product(), x, x, torch.arange(4))) == pytest.approx(0.0, abs=1e-3)
 
 
 def estimated(rho: float) -> float:
@@ -184,6 +199,17 @@ def test_the_exchanged_halves_sum_to_the_central_gradient() -> None:
     assert all(p.grad is None for p in DI.parameters())
 
 
+def test_alignment_by_hand() -> None:
+    """Where DI gives 3/4: -log 3/4 if the label says source, -log 1/4 if it says target."""
+    v = torch.tensor([math.log(3)])
+    as_source, as_target = -math.log(0.75), -math.log(0.25)
+    halves = fada.HALVES
+    assert float(halves["source"].discriminator(v)) == pytest.approx(as_source)
+    assert float(halves["target"].discriminator(v)) == pytest.approx(as_target)
+    for side in ("source", "target"):
+        assert float(halves[side].mapping(v)) == pytest.approx(as_source)  # type: ignore[misc]
+
+
 # ---- line 16 -----------------------------------------------------------------------------------
 
 
@@ -221,3 +247,16 @@ def test_the_next_model_equals_the_twins(own: bool) -> None:
     found = moved(base, arrays["0"], {s: arrays[s] for s in w}, w)
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_the_alignment_grows_as_ganin_says() -> None:
+    weights = fada.LossWeights(alignment=2.0)
+    wanted = [2 * (2 / (1 + math.exp(-10 * q)) - 1) for q in (0.0, 0.1, 1.0)]
+    assert [weights.alignment_at(q) for q in (0.0, 0.1, 1.0)] == pytest.approx(wanted)
+    assert fada.LossWeights(alignment=2.0, schedule="constant").alignment_at(0.0) == 2
+
+
+def test_layers_are_sizes_with_commas() -> None:
+    for bad in ("", "0", "12,", "a"):
+        with pytest.raises(ConfigError, match="disentangler"):
+            validate(Layers, {"disentangler": bad}, "fada.layers")

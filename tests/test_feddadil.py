@@ -10,10 +10,11 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from clients.shared.dictionary import Dictionary
-from clients.site.memory import resident
+from clients.site.memory import Site, resident
 from fedda import data, models, records, wire
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
+from fedda.config import Inputs
 from fedda.errors import Code, ConfigError
 from fedda.maths.mixture import Mixture
 from fedda.settings import RunConfig
@@ -21,6 +22,7 @@ from fedda.wire import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.training import finished
+from strategies.feddadil import FedDaDiL
 from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run, stop_after
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -279,6 +281,18 @@ def test_a_site_refuses_atoms_whose_labels_are_no_probabilities(
     assert code == (Code.NOT_FINITE if np.isnan(value) else Code.WIRE)
 
 
+def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
+    def leave(request: Message, reply: Message) -> list[Message]:
+        bench.grid.offline = {"bert"}
+        return []
+
+    bench = Bench(domains, "feddadil", {"bert": leave}, **{"wait.train": 0.3})
+    assert isinstance(bench.strategy, FedDaDiL)
+    bench.strategy.has_encoder.update(bench.grid.nodes)
+    bench.round()
+    assert len(received(bench, "bert")) == 1 and len(received(bench, "anna")) == 2
+
+
 # ---- what a site does --------------------------------------------------------------------------
 
 
@@ -317,6 +331,24 @@ def test_a_round_works_with_every_choice_of_settings(
         assert np.isfinite(entry["loss"])
         counts = entry[f"accuracy-{settings.get('predict', 'reconstruction')}"]
         assert entry["accuracy"] == counts
+
+
+def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -> None:
+    site = Site(domains[0])
+    task = RunConfig.parse(FAST | {"method": "feddadil"}).task(
+        "feddadil", 0, (1, 8, 8), tuple("abcd"), 4
+    )
+    examples = site.training(Inputs((1, 8, 8)))
+    assert isinstance(examples, data.Labelled)
+    made = Dictionary(site, task, site.workspace(task).model, examples)
+    labels = torch.eye(4)[examples.y]
+    draws = torch.Generator().manual_seed(0)
+    for n in (8, 10, 100):
+        i = made.draw(n, labels, draws)
+        counts = labels[i].sum(dim=0)
+        assert len(i) == n and counts.max() - counts.min() <= 1
+    assert len(made.draw(30, None, draws).unique()) == 30
+    assert made.draw(100, None, draws).bincount().tolist() == pytest.approx([2.5] * 40, abs=0.5)
 
 
 def test_a_site_with_too_few_examples_sends_no_atoms(domains: list[Node]) -> None:

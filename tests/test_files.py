@@ -1,6 +1,8 @@
 """Replacing a file leaves the whole old file or the whole new one, even after an error."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
@@ -12,11 +14,13 @@ from fedda import models
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError
 from fedda.files import (
+    encoding,
     keep_newest,
     keeping,
     partial_path,
     replacing,
     states,
+    unmarked,
     writing,
 )
 from fedda.models.export import export
@@ -42,6 +46,20 @@ def test_after_an_error_only_the_old_file_exists(tmp_path: Path, error: BaseExce
         part.write_text("half")
         raise error
     assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_commands_may_write_the_same_file_at_once(tmp_path: Path) -> None:
+    path, stale = tmp_path / "report.png", tmp_path / ".report.png.1.part"
+    stale.write_text("of a command that was killed")
+    os.utime(stale, (0, 0))
+    code = "import sys; from pathlib import Path; from fedda.files import replacing\n"
+    code += "with replacing(Path(sys.argv[1])) as part: part.write_text('b')"
+    with replacing(path) as part:
+        part.write_text("a")
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        assert path.read_text() == "b"
+    assert path.read_text() == "a"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -132,6 +150,16 @@ def test_what_is_no_file_is_written_to_as_it_is(tmp_path: Path, opened: Any) -> 
     assert got == ["all"] and pipe.is_fifo() and [*tmp_path.iterdir()] == [pipe]
 
 
+def test_what_a_user_links_to_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    real, link = tmp_path / "shared" / "real.csv", tmp_path / "link.csv"
+    real.write_text("old")
+    link.symlink_to("shared/real.csv")
+    with writing(link, "take another") as part:
+        part.write_text("new")
+    assert link.is_symlink() and real.read_text() == "new"
+
+
 @pytest.mark.parametrize("write", ["model", "export"])
 def test_models_are_written_to_files_alone(tmp_path: Path, write: str) -> None:
     pipe = tmp_path / "pipe.onnx"
@@ -142,6 +170,17 @@ def test_models_are_written_to_files_alone(tmp_path: Path, write: str) -> None:
             export(tmp_path / "model.safetensors", pipe)
         models.save(pipe, made, config=MODEL, shape=(4,), classes=("a", "b"))
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"a = 1\n", b"\xef\xbb\xbfa = 1\r\n", b"\xff\xfe" + "a = 1\n".encode("utf-16-le")],
+)
+def test_texts_of_windows_are_read(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(content)
+    assert file.read_text(encoding=encoding(file)) == "a = 1\n"
+    assert unmarked(content).decode().strip() == "a = 1"
 
 
 def test_an_account_without_a_home_has_to_say_where_its_state_is(

@@ -22,6 +22,7 @@ from clients.site.request import Request
 from fedda import data, models, plugins, records
 from fedda.config import ModelConfig
 from fedda.errors import Code, ModelError, PolicyError, RosterError
+from fedda.models import export
 from fedda.models.ready import ready
 from fedda.settings import RunConfig, Task
 from server.simulation import LocalGrid
@@ -138,6 +139,20 @@ def test_the_frozen_part_never_changes() -> None:
     next(part.buffers()).add_(1)
     part.front.get_submodule("bn").get_buffer("running_mean").add_(1e-3)
     assert part.digest() != before
+
+
+@pytest.mark.slow
+def test_a_model_file_stands_alone(tmp_path: Path) -> None:
+    weights = save_weights("resnet18", tmp_path)
+    kept = ModelConfig(name="resnet18", weights=str(weights), train="bottleneck", bottleneck=4)
+    model = models.build(kept, IMAGES, 3, seed=0).attach(models.backbone(kept, IMAGES)).eval()
+    path = tmp_path / "model.safetensors"
+    models.save(path, model, config=kept, shape=IMAGES, classes=("a", "b", "c"))
+    weights.unlink()
+    loaded, _ = models.load(path)
+    assert torch.equal(models.predict(loaded, images()), models.predict(model, images()))
+    done = export.export(path, tmp_path / "model.onnx")
+    assert done.difference < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """FRUDA over sites in this process: a chain of targets, what crosses, and what goes wrong."""
 
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -9,16 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.site.memory import resident
 from fedda import models, records, wire
 from fedda.adversarial.discriminators import Discriminator
+from fedda.algorithms import mdan
+from fedda.algorithms.fruda import soft_maximum
 from fedda.data import load_source, load_target
-from fedda.errors import Code, ConfigError, ExchangeError
+from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireError
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load_half
 from fedda.maths import ocs
+from fedda.results import read
+from fedda.results.progress import Display
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from fedda.wire import Kind
@@ -27,6 +33,7 @@ from server.simulation import simulate
 from tests.local_grid import (
     CLASSES,
     PLAIN,
+    SETTINGS,
     SIDE,
     Bench,
     Node,
@@ -180,6 +187,28 @@ def test_the_sources_train_in_the_first_training_alone(chain: Any) -> None:
     assert begun == [("near", 15), ("far", 9), ("aside", 9)]
 
 
+def test_the_journal_says_who_was_selected_and_what_came_of_it(chain: Any) -> None:
+    trainings, events = chain
+    selected = [e for e in events if e["event"] == "selected"]
+    assert [(e["target"], e["collaborator"]) for e in selected] == [
+        ("near", "home"),
+        ("far", "near"),
+        ("aside", "home"),
+    ]
+    assert selected[1]["candidates"] == trainings["far"]["selection"]["candidates"]
+    adapted = {e["target"]: e["eps"] for e in events if e["event"] == "adapted"}
+    assert adapted == {name: t["selection"]["after"]["eps"] for name, t in trainings.items()}
+
+
+def test_the_servers_model_is_the_targets(chain: Any) -> None:
+    trainings, _ = chain
+    sites = Path(trainings["far"]["model"]).parents[1] / "sites"
+    for name, training in trainings.items():
+        own = load_file(sites / name / f"chain.fruda-0-{name}.model.safetensors")
+        server = load_file(training["model"])
+        assert all(torch.equal(own[tensor], server[tensor]) for tensor in own)
+
+
 # ---- one measurement ---------------------------------------------------------------------------
 
 
@@ -235,6 +264,16 @@ def test_sites_measure_what_one_loop_with_all_data_does(
     assert max(row(training, name)["w1"] for name in ("anna", "bert", "carl")) > 0.01
 
 
+def test_the_number_of_candidates_changes_no_measurement(several: list[Node], runs_in: Any) -> None:
+    """All critics train at once, each as if it were alone."""
+    together = runs_in(several)
+    alone = runs_in([n for n in several if n["name"] in ("bert", "town")])
+    mine, theirs = row(together, "bert"), row(alone, "bert")
+    assert {k: v for k, v in mine.items() if k != "chosen"} == {
+        k: v for k, v in theirs.items() if k != "chosen"
+    }
+
+
 @pytest.fixture
 def runs_in(tmp_path: Path) -> Any:
     """Return a function that runs FRUDA over sites in this process -> its one training."""
@@ -248,6 +287,23 @@ def runs_in(tmp_path: Path) -> Any:
         return training | {"troubles": [e for e in events if e["event"] == "trouble"]}
 
     return begin
+
+
+@pytest.mark.parametrize("selector", ["ocs", "source", "random", "pad"])
+def test_every_selector_chooses_a_candidate(
+    several: list[Node], runs_in: Any, selector: str
+) -> None:
+    training = runs_in(several, **{"fruda.select": selector, "fruda.measure.steps": 20})
+    selection = training["selection"]
+    assert selection["selector"] == selector
+    (chosen,) = (r for r in selection["candidates"] if r["chosen"])
+    assert chosen["name"] == selection["collaborator"]
+    if selector == "pad":
+        assert "bound" not in chosen and 0 <= chosen["pad"] <= 2
+        assert chosen["pad"] == min(r["pad"] for r in selection["candidates"])
+        assert len({r["pad"] for r in selection["candidates"]}) > 1
+    elif selector != "random":
+        assert chosen["bound"] == min(r["bound"] for r in selection["candidates"])
 
 
 # ---- all candidates at once --------------------------------------------------------------------
@@ -323,6 +379,16 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
         mine, wanted, before = (n.train().features(x) for n in (adapted, T, S))
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
     assert (mine - before).abs().max() > 1e-2
+
+
+def test_the_soft_maximum_by_hand_and_its_weights_are_mdans() -> None:
+    """(1 + 3) / 2 = 2; of equal losses it is the loss, and of one candidate its own."""
+    m = torch.tensor([0.0, math.log(3)], dtype=torch.float64, requires_grad=True)
+    assert soft_maximum(m, 1.0).item() == pytest.approx(math.log(2))
+    assert float(soft_maximum(torch.tensor([0.7, 0.7, 0.7]), 10.0)) == pytest.approx(0.7)
+    (g,) = torch.autograd.grad(soft_maximum(m, 1.0), m)
+    assert g.tolist() == pytest.approx([1 / 4, 3 / 4])
+    assert g.tolist() == pytest.approx(mdan.weights(m.detach(), 1.0).tolist())
 
 
 @pytest.mark.nightly("clients/fruda.py", "strategies/fruda.py")
@@ -471,6 +537,14 @@ def claim(**numbers: float) -> Script:
     return script
 
 
+def test_a_candidate_that_claims_no_error_is_believed(several: list[Node], runs_in: Any) -> None:
+    honest = runs_in(several)["selection"]
+    last = max(honest["candidates"], key=lambda r: r["bound"])["name"]
+    assert last != honest["collaborator"]
+    lied = runs_in(several, {last: claim(error=0.0)})["selection"]
+    assert lied["collaborator"] == last
+
+
 def lowered(hop: str, by: float) -> Script:
     """Return a script in which a site says that its critic's mean is so much lower."""
 
@@ -524,6 +598,15 @@ def test_after_the_adaptation_a_collaborators_gradients_count_more_than_its_word
     assert not said[0.0] and len(said[3.0]) == 1 and said[3.0][0].endswith("; these count")
 
 
+@pytest.mark.parametrize("more", [{"fruda.select": "pad"}, {"fruda.measure.penalty": 10.0}])
+def test_of_a_discriminator_and_with_a_penalty_gradients_tell_no_mean(
+    several: list[Node], runs_in: Any, more: dict[str, Any]
+) -> None:
+    """So there a candidate is believed, as docs/trust/limits.md says."""
+    lied = runs_in(several, {"bert": lowered("select", 1.0)}, **LONG | more)
+    assert not lied["troubles"] and len(lied["selection"]["candidates"]) == 3
+
+
 @pytest.mark.parametrize("value", [math.nan, 3e38])
 def test_a_candidate_that_ends_the_exchange_is_left_out_of_the_next_try(
     several: list[Node], runs_in: Any, monkeypatch: pytest.MonkeyPatch, value: float
@@ -540,6 +623,22 @@ def test_a_candidate_that_ends_the_exchange_is_left_out_of_the_next_try(
     assert [r["name"] for r in training["selection"]["candidates"]] == ["anna", "carl"]
     said = [t["text"] for t in training["troubles"] if (t["what"], t["site"]) == LEFT_OUT]
     assert said == ["the exchange of an earlier try ended because of it; it is no candidate"]
+
+
+def test_candidates_that_fail_each_time_are_left_out(
+    several: list[Node], runs_in: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = load_half("clients", "fruda").Collaborator
+    real = client.measured
+
+    def fail(self: Any, z: Any) -> Any:
+        if self.site.name in ("anna", "bert"):
+            raise WireError("no reason")
+        return real(self, z)
+
+    monkeypatch.setattr(client, "measured", fail)
+    training = runs_in(several)
+    assert [r["name"] for r in training["selection"]["candidates"]] == ["carl"]
 
 
 LEFT_OUT = ("refused", "bert")
@@ -664,6 +763,31 @@ def test_a_chain_resumed_in_its_middle_gives_that_of_an_uninterrupted_one(
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
+def test_every_seed_has_a_chain_of_its_own(line: list[Node], tmp_path: Path) -> None:
+    settings = SHORT | {"fruda.sequence": "near,far", "run.seeds": "0,1"}
+    trainings = train(line, tmp_path, **settings)
+    assert [(t["seed"], t["target"]) for t in trainings] == [
+        (0, "near"),
+        (0, "far"),
+        (1, "near"),
+        (1, "far"),
+    ]
+    for near, far in (trainings[:2], trainings[2:]):
+        assert row(far, "near")["eps"] == near["selection"]["after"]["eps"]
+    assert row(trainings[1], "near")["theta"] != row(trainings[3], "near")["theta"]
+
+
+def test_a_sequence_that_names_no_target_is_refused_before_anything_runs(
+    line: list[Node], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    message = r"fruda.sequence names 'home', which is no target .*; name some of aside, far, near"
+    with pytest.raises(ConfigError, match=message):
+        train(line, tmp_path, events.append, **{"fruda.sequence": "near,home"})
+    assert not [e for e in events if e["event"] == "training"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -678,6 +802,33 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], message: str)
         RunConfig.parse(CHAIN | settings)
 
 
+def test_a_run_of_too_few_rounds_is_refused(line: list[Node], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sums no gradients in its first 6 rounds.*pretrain"):
+        train(line, tmp_path, **{"rounds": 6})
+
+
+@pytest.mark.parametrize("selector", ["ocs", "all"])
+def test_without_any_candidate_the_run_stops(
+    several: list[Node], runs_in: Any, selector: str
+) -> None:
+    odd = {name: claim(error=2.0) for name in ("anna", "bert", "carl")}
+    with pytest.raises(QuorumError, match="No candidate for a collaborator gave a usable reply"):
+        runs_in(several, odd, **{"wait.tries": 1, "fruda.select": selector})
+
+
+def test_the_settings_of_short_runs_are_those_of_a_chain() -> None:
+    """`SETTINGS` of the shared tests leave the choice and one round of adaptation."""
+    config = RunConfig.parse({"method": "fruda", "rounds": 2} | SETTINGS["fruda"])
+    assert [s.phase.name for s in config.stages("fruda")] == ["select", "adapt"]
+    longer = RunConfig.parse({"method": "fruda", "rounds": 9, "fruda.pretrain": 4})
+    lengths = {
+        later: [(s.phase.name, s.last - s.first + 1) for s in longer.stages("fruda", later)]
+        for later in (False, True)
+    }
+    assert lengths[False] == [("pretrain", 4), ("select", 1), ("adapt", 4)]
+    assert lengths[True] == [("select", 1), ("adapt", 4)]
+
+
 @pytest.mark.parametrize(("own", "least"), [(1, 20), (64, 64)])
 def test_a_sites_own_limit_holds_for_critics_too(
     line: list[Node], tmp_path: Path, own: int, least: int
@@ -688,3 +839,36 @@ def test_a_sites_own_limit_holds_for_critics_too(
     (training,) = train(careful, tmp_path, **settings)
     fewest = [entry["gradient-examples"] for entry in training["rounds"]]
     assert all(least <= each < least + 60 for each in fewest)
+
+
+@pytest.mark.slow
+def test_progress_names_the_collaborator_and_counts_shorter_trainings(
+    line: list[Node], tmp_path: Path
+) -> None:
+    settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "fruda.select": "source"}
+    out = io.StringIO()
+    display = Display(RunConfig.parse(settings), Console(file=out, width=120))
+    simulate(RunConfig.parse(settings), line, Journal(None, display), "process")
+    said = [text.strip() for text in out.getvalue().splitlines()]
+    assert [text for text in said if "adapts from" in text] == [
+        "near adapts from home, of 1 candidate",
+        "far adapts from home, of 1 candidate",
+        "aside adapts from home, of 1 candidate",
+    ]
+    assert "FRUDA on near: 4 rounds" in said and "FRUDA on far: 3 rounds" in said
+    (last,) = (text for text in said[-2:] if text.startswith("round 3/3"))
+    assert "left" not in last
+
+
+def test_a_collaborators_weight_counts_where_it_takes_part(chain: Any) -> None:
+    trainings, _ = chain
+    sites = [{"name": n, "role": "source" if n == "home" else "target"} for n in SHIFTS]
+    results = {"sites": sites}
+    assert read.others(results, trainings["near"]) == {"far", "aside"}
+    assert read.others(results, trainings["far"]) == {"aside"}
+    assert read.others(results, trainings["aside"]) == set()
+    weights = read.mean_weights(
+        [t["rounds"][-1]["weights"] for t in trainings.values()],
+        [read.others(results, t) for t in trainings.values()],
+    )
+    assert weights == {"home": pytest.approx(2 / 3), "near": pytest.approx(1 / 3)}

@@ -28,6 +28,7 @@ from fedda.contrib.audit.gradients import (
     SumSettings,
     attackable,
     audit,
+    best_cosines,
     candidates,
     planned,
     window_gradient,
@@ -57,6 +58,17 @@ def test_one_example_is_recovered_by_hand() -> None:
     z = torch.tensor([[3.0, 0.0, 4.0]])
     g = flat_gradient(called_target(DI(z)), DI)
     assert candidates(g, 3, ()).tolist() == [pytest.approx([3.0, 0.0, 4.0])]
+
+
+def test_two_examples_mix_by_their_slopes_by_hand() -> None:
+    DI = Discriminator(2, ())
+    with torch.no_grad():
+        for w in DI.parameters():
+            w.zero_()
+    z = torch.tensor([[2.0, 0.0], [0.0, 4.0]])  # both at a logit of 0, so both of slope 1/2
+    c = candidates(flat_gradient(called_target(DI(z)), DI), 2, ())
+    assert c.tolist() == [pytest.approx([1.0, 2.0])]
+    assert best_cosines(z, c).tolist() == pytest.approx([1 / 5**0.5, 2 / 5**0.5])
 
 
 def test_candidates_match_a_naive_loop() -> None:

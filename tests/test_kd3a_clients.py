@@ -1,5 +1,6 @@
 """KD3A's target at its site: what the settings change, seen in a tiny federation."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,10 +11,13 @@ import torch
 from torch import Tensor
 
 from clients.kd3a import Target
+from clients.site import state
+from clients.site.memory import Site
 from fedda import models, records
+from fedda.config import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
 from fedda.wire import Arrays
 from tests.local_grid import (
@@ -91,6 +95,64 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
     assert sorted(value for b in batches for value in b) == images.tolist()
     assert [len(b) for b in batches] == [5, 5, 5, 5]
     assert all(b != sorted(b) for b in batches)
+
+
+def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5}
+    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
+    target = Target(cast(Any, LONELY))
+    target.data = Unlabelled(torch.arange(6.0)[:, None])
+    monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
+    model = cast(Any, torch.nn.Linear(1, 3))
+    target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
+    p = target._probabilities(model, torch.arange(6))
+    assert p[:, 0].tolist() == list(range(6))
+
+
+def test_a_model_without_batchnorm_has_no_moments_to_match(tmp_path: Path) -> None:
+    nodes = make_domains(tmp_path)
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
+    bench = Bench(nodes, "kd3a", kd3a__batchnorm="loss", **settings)
+    model, _ = bench.round()
+    assert not any("running" in name for name in model)
+
+    bench = Bench(nodes, "kd3a", kd3a__weighting="h-divergence", **settings)
+    with pytest.raises(Exception, match="no usable reply"):
+        bench.round()
+    assert any("settings" in text for _, _, text in bench.notices)
+
+
+def test_a_site_trains_on_what_it_offers_after_its_data_changed(tmp_path: Path) -> None:
+    node = make_domains(tmp_path)[0]
+    site = Site(node)
+    before = site.offer()["examples"]
+    images = site.training(Inputs((1, 8, 8)))
+    assert len(images) == before
+    site.offer()
+    assert site.training(Inputs((1, 8, 8))) is images  # read only once, for all runs
+    with np.load(node["data"]) as file:
+        fewer = {name: array[:-5] for name, array in file.items()}
+    np.savez(node["data"], **fewer)
+    assert site.offer()["examples"] == len(site.training(Inputs((1, 8, 8)))) == before - 5
+
+
+def test_a_site_keeps_a_limited_number_of_optimizer_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may begin any number of runs, but must not be able to fill the site's disk."""
+    monkeypatch.setattr(state, "FILES", 4)
+    place = cast(Any, SimpleNamespace(state_dir=tmp_path, name="anna"))
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(2))])
+    for age, name in enumerate("abcd"):
+        for server_round in (1, 2, 3):
+            task = Task(run=name, method="kd3a")
+            saved = state.Kept()
+            saved.put_optimizer("optimizer", optimizer)
+            state.save(place, task, server_round, state.OPTIMIZER, saved)
+            for path in (tmp_path / "anna").glob(f"{name}.*"):
+                os.utime(path, (1e9 + age, 1e9 + age))
+    left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}
+    assert left == {"c.kd3a-0.2", "c.kd3a-0.3", "d.kd3a-0.2", "d.kd3a-0.3"}
 
 
 # ---- teachers whose statistics move ------------------------------------------------------------
@@ -187,3 +249,47 @@ def test_updated_teachers_need_no_further_array(tmp_path: Path) -> None:
         {"round", *counts, *(f"past/{s}" for s in EXAMPLES)},
     ]
     assert all(set(c.arrays) == {"model"} for c in back)
+
+
+def test_a_source_that_joins_late_has_no_past_weight(tmp_path: Path) -> None:
+    chosen = {"kd3a__teacher_batchnorm": "updated", "kd3a__smoothing": 0.5}
+    bench = Bench(make_domains(tmp_path), "kd3a", **chosen)
+    bench.grid.offline = {"bert"}
+    bench.round(1)
+    bench.grid.offline = set()
+    bench.round(2)
+    asked = records.read(bench.grid.requests[-1].content)[1]["step"]
+    assert {k for k in asked if k.startswith("past/")} == {"past/anna", "past/carl", "past/town"}
+    assert set(bench.strategy.weights) == set(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kd3a__weighting": "h-divergence"},
+        {"kd3a__weighting": "examples", "wire__dtype": "float16"},
+        {"kd3a__batchnorm": "loss", "kd3a__heads": "local"},
+        {"train__rounds_per_epoch": 2.5, "train__batch_size": 18},  # the 19th image joins them
+    ],
+    ids=str,
+)
+def test_updated_teachers_work_with_every_other_setting(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    nodes = make_domains(tmp_path)
+    bench = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="updated", **settings)
+    plain = Bench(nodes, "kd3a", kd3a__teacher_batchnorm="batch", **settings)
+    model, other = bench.round()[0], plain.round()[0]
+    assert bench.notices == []
+    assert bench.strategy.weights == plain.strategy.weights  # measured before anything moves
+    running = [n for n in model if "running_" in n]
+    assert all(np.isfinite(model[n]).all() and np.any(model[n] != other[n]) for n in running)
+
+
+def test_without_batchnorm_updated_teachers_change_nothing(tmp_path: Path) -> None:
+    settings = {"input__size": 16, "model__name": "lenet", "model__hidden": ""}
+    updated, wanted = (
+        Bench(make_domains(tmp_path), "kd3a", kd3a__teacher_batchnorm=mode, **settings).round()[0]
+        for mode in ("updated", "running")
+    )
+    assert all(np.array_equal(updated[n], wanted[n]) for n in wanted)

@@ -84,6 +84,14 @@ def test_soft_vote_by_hand():
     assert float(kd3a.quality(found)) == pytest.approx(1.8805)
 
 
+@pytest.mark.parametrize("form", ["soft", "hard"])
+def test_a_teacher_at_the_gate_itself_is_not_above_it(form: kd3a.Form):
+    p = torch.tensor([[[0.75, 0.25], [0.25, 0.75]]])
+    assert kd3a.knowledge_vote(p, 0.75, form).kept.tolist() == [False]
+    assert kd3a.knowledge_vote(p, 0.74, form).kept.tolist() == [True]
+    assert kd3a.consensus_focus(p, 0.75, form).abs().max() < 0.001
+
+
 def test_hard_vote_by_hand():
     p = torch.tensor(
         [
@@ -99,6 +107,15 @@ def test_hard_vote_by_hand():
     torch.testing.assert_close(found.support, torch.tensor([1.88, 0.0]))
 
 
+def test_a_class_that_is_no_teachers_first_choice_can_win_at_a_low_gate_without_support():
+    # Class 2 gathers .45 + .45 against .55 each, yet neither teacher's first choice is class 2.
+    p = torch.tensor([[[0.55, 0.0, 0.45], [0.0, 0.55, 0.45]]])
+    found = kd3a.knowledge_vote(p, 0.5)
+    torch.testing.assert_close(found.p, torch.tensor([[0.275, 0.275, 0.45]]))
+    assert found.n.tolist() == pytest.approx([0.001])
+    assert found.kept.tolist() == [False]
+
+
 @few
 @given(votes())
 def test_votes_equal_the_twins(vote: tuple[Tensor, float]):
@@ -112,6 +129,20 @@ def test_votes_equal_the_twins(vote: tuple[Tensor, float]):
         assert hard.p[i].tolist() == p_i
         assert float(hard.n[i]) == n_i
         assert float(hard.support[i]) == pytest.approx(n_i * confidence)
+
+
+@few
+@given(votes(), st.randoms(use_true_random=False))
+def test_votes_do_not_depend_on_the_order_of_teachers(vote: tuple[Tensor, float], random):
+    p, gate = vote
+    order = random.sample(range(p.shape[1]), p.shape[1])
+    for form in FORMS:
+        for a, b in zip(
+            kd3a.knowledge_vote(p, gate, form),
+            kd3a.knowledge_vote(p[:, order], gate, form),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b)
 
 
 def test_mean_ensemble_by_hand():
@@ -189,6 +220,34 @@ def test_focus_equals_the_twins(value: kd3a.Value, form: kd3a.Form, gate: float,
     assert found.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_focus_of_five_sources_equals_the_twins_for_any_block_size(
+    form: kd3a.Form, monkeypatch: pytest.MonkeyPatch
+):
+    p = mixed(5)
+    expected = twin.shapley(p.tolist(), 0.6, form)
+    for block in (1, 700, 1 << 18):
+        monkeypatch.setattr(focus, "BLOCK", block)
+        found = kd3a.consensus_focus(p, 0.6, form, "shapley")
+        assert found.tolist() == pytest.approx(expected, rel=1e-9)
+
+
+@few
+@given(votes())
+def test_focus_agrees_with_votes_of_teams(vote: tuple[Tensor, float]):
+    p, gate = vote
+    K = p.shape[1]
+    for form in FORMS:
+        whole = kd3a.quality(kd3a.knowledge_vote(p, gate, form))
+        marginal = kd3a.consensus_focus(p, gate, form)
+        for k in range(K if K > 1 else 0):
+            rest = kd3a.knowledge_vote(p[:, [j for j in range(K) if j != k]], gate, form)
+            assert float(whole - kd3a.quality(rest)) == pytest.approx(float(marginal[k]), abs=1e-9)
+        # Shapley values share out the whole
+        shapley = kd3a.consensus_focus(p, gate, form, "shapley")
+        assert float(shapley.sum()) == pytest.approx(float(whole), rel=1e-9)
+
+
 @few
 @given(votes(), st.randoms(use_true_random=False), st.integers(0, 9))
 def test_focus_follows_the_order_of_teachers_and_adds_up_over_images(
@@ -206,6 +265,28 @@ def test_focus_follows_the_order_of_teachers_and_adds_up_over_images(
             torch.testing.assert_close(parts[0] + parts[1], whole)
 
 
+@pytest.mark.parametrize("form", ["soft", "hard"])
+@pytest.mark.parametrize("value", VALUES)
+def test_an_unsure_teacher_adds_nothing_beside_a_sure_one(form: kd3a.Form, value: kd3a.Value):
+    sure = torch.tensor([confident(i % 3, 0.96) for i in range(6)])
+    unsure = torch.tensor([confident(i % 2, 0.5) for i in range(6)])
+    p = torch.stack([sure, sure, unsure, unsure], dim=1)
+    found = kd3a.consensus_focus(p, 0.9, form, value)
+    # Marginal: without an unsure teacher a sure one is still left, so it adds exactly 0. Shapley
+    # also counts teams of unsure teachers alone, to which the soft vote gives .001 per image.
+    assert found[2:].abs().max() <= (0.002 if (form, value) == ("soft", "shapley") else 1e-12)
+    assert found[0] == found[1]
+    torch.testing.assert_close(found[0].float(), torch.tensor(6 * 0.96), rtol=1e-3, atol=0)
+
+
+def test_a_teacher_that_overrules_a_better_supported_class_has_negative_focus():
+    p = torch.tensor([[[0.45, 0.55], [0.45, 0.55], [1.0, 0.0]]])
+    # All: class 0 wins by 1.9 to 1.1, but only the third stands behind it: Q = 1.
+    # Without the third, both others stand behind class 1: Q = 1.1. Without another: Q = 1.
+    found = kd3a.consensus_focus(p, 0.5)
+    assert found.tolist() == pytest.approx([0, 0, -0.1], abs=1e-6)
+
+
 def test_leading_classes_by_hand():
     # K = 2, so a class needs half of a teacher's best: .4 / 2 = .2 or .6 / 2 = .3.
     p = torch.tensor([[[0.4, 0.25, 0.15, 0.2], [0.05, 0.29, 0.6, 0.06]]])
@@ -213,6 +294,28 @@ def test_leading_classes_by_hand():
     p = torch.tensor([[[0.4, 0.19, 0.31, 0.1], [0.05, 0.29, 0.6, 0.06]]])
     assert focus.may_lead(p).tolist() == [[True, False, True, False]]
     torch.testing.assert_close(focus.leading_classes(p), p[:, :, [0, 2]])
+
+
+def test_leading_classes_keep_every_teams_winner():
+    logits = torch.randn(40, 4, 30, generator=torch.Generator().manual_seed(5)).double()
+    p = (4 * logits).softmax(dim=2)
+    leading = focus.leading_classes(p)
+    assert leading.shape[2] < p.shape[2]
+    teams, _ = focus.teams_and_shares(4, "shapley")
+    torch.testing.assert_close((teams @ leading).amax(dim=2), (teams @ p).amax(dim=2))
+
+
+def test_focus_of_twelve_sources_shares_out_the_whole():
+    p = probabilities(30, 12, 20, seed=3, peak=4.0).float()
+    whole = kd3a.quality(kd3a.knowledge_vote(p, 0.8))
+    found = kd3a.consensus_focus(p, 0.8, value="shapley")
+    assert float(found.sum()) == pytest.approx(float(whole), rel=1e-5)
+
+
+def test_without_images_quality_and_focus_are_zero():
+    empty = torch.zeros(0, 3, 4)
+    assert kd3a.consensus_focus(empty, 0.9).tolist() == [0, 0, 0]
+    assert float(kd3a.quality(kd3a.knowledge_vote(empty, 0.9))) == 0
 
 
 def test_the_focus_of_sampled_orders_is_the_mean_gain_of_who_joins():
@@ -239,6 +342,15 @@ def test_the_focus_of_many_sources_is_near_the_exact_one(monkeypatch: pytest.Mon
     found = kd3a.consensus_focus(p, 0.8, value="shapley")
     assert 0 < float((found - exact).abs().max()) < 0.05 * float(exact.mean())
     assert float(found.sum()) == pytest.approx(float(exact.sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("K", [17, 40])
+def test_the_focus_of_many_sources_shares_out_the_whole(K: int):
+    p = probabilities(30, K, 20, seed=3, peak=4.0).float()
+    whole = kd3a.quality(kd3a.knowledge_vote(p, 0.8))
+    found = kd3a.consensus_focus(p, 0.8, value="shapley")
+    assert float(found.sum()) == pytest.approx(float(whole), rel=1e-5)
+    assert torch.equal(found, kd3a.consensus_focus(p, 0.8, value="shapley"))
 
 
 # Weights
@@ -275,6 +387,11 @@ def test_domain_weights_by_hand():
     assert alpha.tolist() == pytest.approx([0.2, 0.6, 0.2])
 
 
+def test_without_positive_focus_the_numbers_of_examples_decide():
+    alpha = kd3a.domain_weights(torch.tensor([-1.0, 0.0]), torch.tensor([100, 300]), 100)
+    assert alpha.tolist() == pytest.approx([0.2, 0.2, 0.6])
+
+
 numbers = st.floats(-1e6, 1e6)
 
 
@@ -301,12 +418,25 @@ def test_domain_weights_equal_the_twins(
         assert float(alpha.min()) >= 0
 
 
+def test_focus_near_the_limits_of_numbers_still_gives_weights():
+    for values in ([1e308, 1e308], [5e-324, 5e-324]):
+        cf = torch.tensor(values, dtype=torch.float64)
+        alpha = kd3a.domain_weights(cf, torch.tensor([10, 10]), 20)
+        assert alpha.tolist() == pytest.approx([0.5, 0.25, 0.25])
+
+
 def test_smoothing_by_hand():
     # a: .9 * .5 + .1 * .2 = .47, b: .9 * .5 + .1 * .8 = .53
     old, new = {"a": 0.5, "b": 0.5}, {"a": 0.2, "b": 0.8}
     assert kd3a.smooth(old, new, 0.9) == pytest.approx({"a": 0.47, "b": 0.53})
     assert kd3a.smooth(old, new, 0.0) == pytest.approx(new)
     assert kd3a.smooth({}, new, 0.9) == pytest.approx(new)
+
+
+def test_smoothing_when_sites_join_and_leave():
+    # b left, c joined: a: .9 * .6 + .1 * .5 = .59, c: .5; over 1.09
+    found = kd3a.smooth({"a": 0.6, "b": 0.4}, {"a": 0.5, "c": 0.5}, 0.9)
+    assert found == pytest.approx({"a": 0.59 / 1.09, "c": 0.5 / 1.09})
 
 
 def test_divergence_weights_by_hand_and_far_apart():
@@ -390,6 +520,14 @@ def test_gap_statistic_by_hand():
     assert float(gap.gap_statistic(z, torch.tensor([0, 0, 1]))) == 2.0
 
 
+def test_the_share_of_the_scatter_by_hand():
+    z = torch.tensor([[0.0], [2.0], [4.0]])  # mean 2, scatter 8; clusters {0, 2} and {4} leave 2
+    I, T = gap.gap_statistic(z, torch.tensor([0, 0, 1])), gap.scatter(z)  # noqa: E741
+    assert (float(I), float(T)) == (2.0, 8.0)
+    assert gap.share(float(I), float(T)) == gap.share(float(9 * I), float(9 * T)) == 0.25
+    assert gap.share(0.0, 0.0) == 1.0  # features that are all equal have no clusters
+
+
 @few
 @given(st.integers(0, 10**6), st.integers(1, 12))
 def test_gap_statistic_equals_the_twins(seed: int, N: int):
@@ -397,6 +535,23 @@ def test_gap_statistic_equals_the_twins(seed: int, N: int):
     z, assignment = torch.randn(N, 3, generator=g) + 100, torch.randint(4, (N,), generator=g)
     expected = twin.gap_statistic(z.tolist(), assignment.tolist())
     assert float(gap.gap_statistic(z, assignment)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_clusters_find_the_clumps_and_obey_the_seed():
+    g = torch.Generator().manual_seed(0)
+    z = torch.cat([torch.randn(20, 2, generator=g) + at for at in (0, 50)])
+    found = gap.clusters(z, 2, seed=1)
+    assert len(found[:20].unique()) == len(found[20:].unique()) == 1
+    assert found[0] != found[-1]
+    torch.testing.assert_close(found, gap.clusters(z, 2, seed=1))
+
+
+def test_tighter_clusters_weigh_more():
+    gain = gap.gap_gain(torch.tensor([5.0, 5.0]), torch.tensor([4.0, 5.0]))
+    # softmax of (1, 0)
+    assert gain.tolist() == [1.0, 0.0]
+    expected = [math.e / (1 + math.e), 1 / (1 + math.e)]
+    assert gap.gap_weights(gain).tolist() == pytest.approx(expected)
 
 
 # Configuration

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 from fedda.adversarial import discriminators
-from fedda.adversarial.lazy import Flat, LazySync, protect
+from fedda.adversarial.lazy import Flat, LazySync, protect, syncs
 from fedda.errors import ExchangeError, NotFiniteError
 from fedda.train import generator
 from tests.reference import lazy as twin
@@ -74,6 +74,17 @@ def test_two_groups_are_both_sent_before_either_sum_is_awaited() -> None:
     assert rows([lazy.take() for lazy in groups]) == [[3.0], [8.0]]  # nothing more is on its way
 
 
+def test_overlap_by_hand() -> None:
+    """What was sent at step 2 is used from step 4 on, and is received only then."""
+    stream = Script([[4.0], [10.0]])
+    lazy = LazySync(stream, "DI", 2, overlap=True)
+    found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0)]
+    assert rows(found) == [None, None, None] and stream.calls == ["send"]
+    found = [lazy.step(torch.tensor([g]), 50) for g in (7.0, 9.0, 11.0)]
+    assert rows(found) == [[3.0], [3.0], [8.0]]
+    assert stream.calls == ["send", "receive", "send", "receive", "send"]
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> list[list[list[float]]]:
     steps, members = draw(st.integers(1, 12)), draw(st.integers(2, 4))
@@ -104,6 +115,24 @@ def test_applied_gradients_equal_the_twins(
         assert ours is None or ours == pytest.approx(theirs, rel=1e-4, abs=1e-3)
 
 
+@few
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 7))
+def test_sync_up_steps_are_counted(done: int, steps: int, p: int) -> None:
+    assert syncs(done, steps, p) == sum(n % p == 0 for n in range(done + 1, done + steps + 1))
+
+
+def test_gradients_are_copied_when_they_are_given() -> None:
+    """The caller may change its tensor later, and the result has its device and precision."""
+    lazy = LazySync(Script(), "DI", 2)
+    g = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    lazy.step(g, 1)
+    with torch.no_grad():
+        g.mul_(100)
+    found = lazy.step(torch.ones(1, dtype=torch.float64), 1)
+    assert found is not None and found.tolist() == [0.5]
+    assert found.dtype == torch.float64 and not found.requires_grad
+
+
 # ---- protection of a window --------------------------------------------------------------------
 
 
@@ -115,6 +144,14 @@ def test_clip_by_hand() -> None:
     assert protect(torch.zeros(2), 2.5).tolist() == [0.0, 0.0]
 
 
+@few
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.floats(1e-3, 1e3))
+def test_clip_equals_the_twins(values: list[float], clip: float) -> None:
+    found = protect(torch.tensor(values, dtype=torch.float64), clip)
+    assert found.tolist() == pytest.approx(twin.protect(values, clip), rel=1e-9, abs=1e-12)
+    assert float(found.norm()) <= clip * (1 + 1e-9)
+
+
 def test_a_windows_mean_is_clipped_not_each_step() -> None:
     """Steps of 8 and -2 have the mean 3, which stays; clipped one by one they would give .5."""
     stream = Script()
@@ -122,6 +159,19 @@ def test_a_windows_mean_is_clipped_not_each_step() -> None:
     for g in (8.0, -2.0, 9.0, 9.0):
         lazy.step(torch.tensor([g]), 1)
     assert [s.tolist() for s in stream.sent] == [[3.0], [3.0]]
+
+
+def test_each_half_is_clipped_by_itself_before_its_share_is_taken() -> None:
+    """Two sources and the target, all beyond the clip: the sources together weigh as the target.
+
+    Clipped after the shares were taken, the sources' halves (5 each) would not be touched.
+    """
+    sent = []
+    for share, g in ((0.5, 10.0), (0.5, 10.0), (1.0, -10.0)):
+        stream = Script()
+        LazySync(stream, "DI", 1, clip=6.0, share=share).step(torch.tensor([g]), 1)
+        sent.append(stream.sent[0].item())
+    assert sent == [3.0, 3.0, -6.0]
 
 
 def test_it_counts_how_often_the_clip_binds_unless_noise_hides_that() -> None:
@@ -226,6 +276,18 @@ def test_saving_and_restoring_at_any_step_changes_nothing(overlap: bool, p: int,
     found += [second.step(g, 2) for g in gradients[cut:]]
     assert second.steps == 11
     assert rows(found) == rows(expected)
+
+
+def test_state_waits_only_once_for_a_gradient_on_its_way() -> None:
+    stream = Script()
+    lazy = LazySync(stream, "DI", 1, overlap=True)
+    assert set(lazy.state()) == {"counts"}
+    lazy.step(torch.tensor([2.0]), 1)
+    assert lazy.state()["arrived"].tolist() == [1.0]
+    assert stream.calls == ["send", "receive"]
+    assert set(lazy.state()) == {"counts", "arrived"} and len(stream.calls) == 2
+    found = lazy.step(torch.tensor([4.0]), 1)
+    assert found is not None and found.tolist() == [1.0]  # that of step 1
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -23,7 +23,7 @@ from clients.site.memory import Site, resident
 from fedda import records, wire
 from fedda.cli import app
 from fedda.config import scales_of
-from fedda.errors import Code, QuorumError, WireError
+from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
 from fedda.look.advice import compared, settings
 from fedda.maths import summaries
@@ -238,6 +238,14 @@ def test_one_odd_pixel_changes_no_byte(tmp_path: Path, channels: int) -> None:
     assert sent[0] == sent[1]
 
 
+def test_ten_images_with_it_do_show(tmp_path: Path) -> None:
+    """Otherwise the test before could not fail."""
+    x = photos(200)
+    x[:20, :10] = 251
+    made = Looked([site(tmp_path, "anna", x, labels(200)), *two(tmp_path)[1:]], tmp_path)
+    assert made.told("anna")["arrays"]["share"][0][-1] > 0
+
+
 def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
     made = Looked(two(tmp_path), tmp_path)
     assert {m.metadata.message_type for m in made.grid.requests} == {"query.look"}
@@ -433,6 +441,34 @@ def test_the_server_refuses_what_no_site_may_tell(
         Account.read({**table, **change}, arrays)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_server_refuses_other_arrays(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]], value: float
+) -> None:
+    table, arrays = honest
+    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
+    for kind in (Kind.MODEL, Kind.ATOMS):
+        with pytest.raises(WireError):
+            Account.read(table, {"look": wire.pack(entries, kind)})
+    with pytest.raises(WireError):
+        Account.read(table, {"others": arrays["look"]})
+    entries["mean"][0] = value
+    with pytest.raises(FeddaError, match="not finite"):
+        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+
+
+@pytest.mark.parametrize("name", ["missing", "share"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, 3e38])
+def test_the_server_refuses_shares_that_are_none(
+    honest: tuple[dict[str, Any], dict[str, wire.Packed]], name: str, value: float
+) -> None:
+    table, arrays = honest
+    entries = {n: a.copy() for n, a in arrays["look"].unpack().items()}
+    entries[name].flat[0] = value
+    with pytest.raises(WireError):
+        Account.read(table, {"look": wire.pack(entries, Kind.STATISTICS)})
+
+
 # ---- what follows --------------------------------------------------------------------------------
 
 
@@ -526,6 +562,13 @@ def test_errors_are_one_sentence(
     two(tmp_path / "two")
     done = call(*words, "--out", "out")
     assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
+
+
+def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
+    two(tmp_path / "two")
+    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
+    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
+    assert done.exit_code == 1 and "fedda look" in done.output
 
 
 # ---- over processes ------------------------------------------------------------------------------

@@ -256,6 +256,14 @@ def test_the_wait_ends_when_no_site_that_owes_a_reply_is_connected() -> None:
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.usefixtures("often")
+def test_a_site_that_is_not_listed_at_one_look_is_not_gone() -> None:
+    """Its new session has just replaced the old one."""
+    box = Watching(Leaving({1: 20}, {1: range(3, 4)}), [False])
+    assert [src(r) for r in box.deliver([request(1)], 60)] == [1]
+    assert box.why == []
+
+
 def test_replies_are_not_waited_for_long_when_the_round_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -80,11 +80,36 @@ def test_two_vectors_by_hand() -> None:
     assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
 
 
+def test_two_matrices_by_hand_modulo_2_to_the_32() -> None:
+    """The same with 30 bits, of which a value of the model may take 6: b = 30 - 1 - 1 - 6 = 22."""
+    point = FixedPoint({"w": np.zeros((1, 2), np.float32)}, 2, 2, {"w"})
+    assert point.bits["w"] == 22
+    first = point.encode("w", np.array([[1.0, -2.0]], np.float32), 1)
+    second = point.encode("w", np.array([[4.0, 1.0]], np.float32), 2)
+    assert first.dtype == np.uint32 and first.tolist() == [2**22, 2**32 - 2**23]
+    assert second.tolist() == [2**25, 2**23]
+    add_mask(first, bytes(32), True)
+    add_mask(second, bytes(32), False)
+    assert first.tolist() != [2**22, 2**32 - 2**23]
+    assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
+
+
 def test_the_mask_is_aes_256_in_counter_mode() -> None:
     """The first block under a key of zeros, from NIST's known answers (AESAVS, appendix)."""
     values = np.zeros(2, np.uint64)
     add_mask(values, bytes(32), True)
     assert values.tobytes().hex() == "dc95c078a2408989ad48a21492842087"
+
+
+def test_a_mask_is_the_same_over_pieces() -> None:
+    whole = np.zeros(2**18 + 5, np.uint64)
+    add_mask(whole, bytes(range(32)), True)
+    begin = np.zeros(7, np.uint64)
+    add_mask(begin, bytes(range(32)), True)
+    assert (whole[:7] == begin).all()
+    assert len(np.unique(whole)) == whole.size
+    add_mask(whole, bytes(range(32)), False)
+    assert not whole.any()
 
 
 def test_the_twin_gives_the_same() -> None:

@@ -15,7 +15,7 @@ from clients import fdann, mdan
 from clients.site.memory import resident
 from fedda import models, records
 from fedda.adversarial.discriminators import Discriminator
-from fedda.errors import Code
+from fedda.errors import Code, QuorumError
 from fedda.settings import RunConfig
 from fedda.train import seed_for
 from tests.local_grid import (
@@ -25,6 +25,7 @@ from tests.local_grid import (
     SIDE,
     Bench,
     Node,
+    changed,
     run,
     stop_after,
 )
@@ -207,6 +208,50 @@ def test_a_source_that_was_away_keeps_no_old_weight(domains: list[Node]) -> None
     )
 
 
+@pytest.mark.parametrize(
+    ("site", "number", "unknown"),
+    [
+        ("anna", "loss", {"anna"}),
+        ("anna", "discriminator-loss", {"anna"}),
+        ("town", "discriminator-loss/bert", {"bert"}),
+    ],
+)
+def test_a_source_with_a_missing_number_counts_as_unknown(
+    domains: list[Node], site: str, number: str, unknown: set[str]
+) -> None:
+    def leave_out(request: Any, reply: Any) -> list[Any]:
+        return [changed(request, reply, without=[number])]
+
+    rounds = Rounds(domains, {site: leave_out})
+    rounds.next(1)
+    assert set(rounds.losses) == {*SOURCES} - unknown
+    wanted = twin.source_weights(SOURCES, rounds.losses, rounds.options)
+    rounds.next(2)
+    assert rounds.weights == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_round_without_the_only_source_that_counts_fails_and_can_be_repeated(
+    domains: list[Node],
+) -> None:
+    rounds = Rounds(domains, **{"mdan.max": "hard"})
+    rounds.next(1)
+    wanted = twin.source_weights(SOURCES, rounds.losses, rounds.options)
+    (worst,) = (s for s in SOURCES if wanted[s] == 1)
+    memory = rounds.bench.strategy.memory.copy()
+    rounds.bench.grid.script[worst] = lambda request, reply: [
+        changed(request, reply, without=["steps"])
+    ]
+    with pytest.raises(QuorumError, match="No source that counts in the mean"):
+        rounds.next(2)
+    rounds.bench.grid.script.clear()
+    rounds.bench.strategy.memory = memory
+    rounds.next(2)
+    assert rounds.weights == wanted
+    assert rounds.bench.strategy.weights[worst] == pytest.approx(
+        1 - EXAMPLES["town"] / sum(EXAMPLES.values())
+    )
+
+
 # ---- whole runs --------------------------------------------------------------------------------
 
 
@@ -307,6 +352,17 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
         for results in (whole, resumed)
     ]
     assert of_rounds[0] == of_rounds[1]
+
+
+def test_a_run_works_with_two_sources_per_round_and_half_precision(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    some = {"sources-per-round": 2, "rounds": 4, "wire.dtype": "float16", "exchange.p": 2}
+    results, events = run(domains, runs | form("soft", "code") | some)
+    entries = results["trainings"]["mdan"][0]["rounds"]
+    assert {name for entry in entries for name in entry["weights"]} == set(EXAMPLES)
+    assert all(len(entry["weights"]) == 3 for entry in entries)
+    assert not [e for e in events if e["event"] == "trouble"]
 
 
 # ---- the contract ------------------------------------------------------------------------------

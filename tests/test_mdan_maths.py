@@ -12,6 +12,7 @@ from torch import Tensor
 from fedda import plugins
 from fedda.algorithms import mdan
 from fedda.algorithms.mdan import Max, Sign, domain_losses, weights
+from fedda.errors import ConfigError
 from fedda.settings import RunConfig
 from tests.reference import mdan as twin
 
@@ -94,6 +95,52 @@ def test_the_weights_are_the_gradient_of_the_soft_maximum(f: list[float], gamma:
         assert value.item() == pytest.approx(twin.objective(f, gamma), abs=1e-6)
 
 
+@given(some_unknown, gammas, maxima)
+def test_the_weights_are_shares(f: list[Any], gamma: float, maximum: Max) -> None:
+    w = weights(tensor(f), gamma, maximum)
+    assert w.shape == (len(f),) and w.dtype == torch.float64
+    assert float(w.sum()) == pytest.approx(1) and float(w.min()) >= 0
+
+
+@given(some_unknown, gammas, maxima, st.randoms(use_true_random=False))
+def test_the_weights_follow_the_order_of_the_sources(
+    f: list[Any], gamma: float, maximum: Max, draws: Any
+) -> None:
+    order = list(range(len(f)))
+    draws.shuffle(order)
+    moved = weights(tensor([f[i] for i in order]), gamma, maximum)
+    close(moved, weights(tensor(f), gamma, maximum)[order].tolist())
+
+
+@given(some_unknown, gammas, st.floats(-50, 50))
+def test_adding_the_same_to_all_losses_changes_no_weight(
+    f: list[Any], gamma: float, more: float
+) -> None:
+    w = weights(tensor(f), gamma)
+    torch.testing.assert_close(weights(tensor(f) + more, gamma), w, rtol=1e-6, atol=1e-9)
+
+
+@given(many)
+def test_a_large_gamma_gives_the_hard_maximum(f: list[float]) -> None:
+    f = [round(v, 2) for v in f]  # equal, or a hundredth or more apart
+    for gamma in (1e5, 1e300):
+        close(weights(tensor(f), gamma), weights(tensor(f), 1.0, "hard").tolist())
+
+
+@given(some_unknown)
+def test_a_small_gamma_gives_equal_weights(f: list[Any]) -> None:
+    w = weights(tensor(f), 1e-12)
+    torch.testing.assert_close(w, torch.full_like(w, 1 / len(f)), rtol=1e-9, atol=0)
+
+
+@given(many, gammas)
+def test_a_source_with_a_larger_loss_counts_no_less(f: list[float], gamma: float) -> None:
+    w = weights(tensor(f), gamma).tolist()
+    for a, u in zip(f, w, strict=True):
+        for b, v in zip(f, w, strict=True):
+            assert not a > b or u >= v
+
+
 # ---- what must hold ----------------------------------------------------------------------------
 
 
@@ -124,6 +171,13 @@ def test_no_exponential_overflows(f: list[float]) -> None:
 def test_the_gradient_reversal_has_the_strength_mu() -> None:
     options = RunConfig.parse({"mdan.mu": 0.3}).options["mdan"]
     assert [options.reversal.at(q) for q in (0.0, 0.5, 1.0)] == [0.3] * 3
+
+
+def test_pairs_is_always_on_and_no_setting() -> None:
+    assert RunConfig.parse({}).options["mdan"].pairs
+    assert "mdan.pairs" not in RunConfig.parse({}).flat()
+    with pytest.raises(ConfigError, match=r"no setting 'mdan.pairs'"):
+        RunConfig.parse({"mdan.pairs": False})
 
 
 @pytest.mark.parametrize(("preset", "sign"), [("paper", "paper"), ("official", "code")])

@@ -19,7 +19,9 @@ from fedda.models import (
     Model,
     batch_statistics,
     build,
+    evaluating,
     load,
+    parameter_count,
     predict,
     save,
 )
@@ -101,6 +103,20 @@ def test_every_name_has_a_case() -> None:
     assert {c.name for c, *_ in CASES} == set(NETWORKS)
 
 
+def test_counts_by_hand() -> None:
+    table4 = [
+        64 * 1 * 25 + 64 + 2 * 64,  # convolution and BatchNorm, then 28 -> 14
+        64 * 64 * 25 + 64 + 2 * 64,  # 14 -> 7
+        128 * 64 * 25 + 128 + 2 * 128,
+        128 * 7 * 7 * 10 + 10,
+    ]
+    assert parameter_count(build(DIGIT, GRAY, 10, 0)) == sum(table4) == 372_298
+    # The original LeNet of Caffe, 28 -> 24 -> 12 -> 8 -> 4.
+    assert parameter_count(build(LENET, GRAY, 10, 0)) == 520 + 25_050 + 400_500 + 5_010
+    # 7 -> 6 -> 5 -> 4 -> 2 with a BatchNorm after each hidden layer.
+    assert parameter_count(build(MLP, (7,), 2, 0)) == (48 + 12) + (35 + 10) + (24 + 8) + 10
+
+
 def test_the_seed_decides_the_first_weights() -> None:
     one, other = (build(DIGIT, GRAY, 10, seed).state_dict() for seed in (3, 4))
     torch.rand(1)
@@ -144,6 +160,11 @@ def test_hidden_layers_by_hand() -> None:
         z = (z * w[b + "weight"] + w[b + "bias"]).clamp(min=0)
     assert torch.allclose(made.features(x), z, atol=1e-5)
     assert {n for n in made.fresh if "hidden" in n}, "a pretrained network's hidden layers are new"
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(ModelError, match="There are 1 classes"):
+        build(DIGIT, GRAY, 1, 0)
 
 
 @pytest.mark.slow
@@ -202,6 +223,22 @@ def test_weights_that_do_not_fit_are_refused(
     refuses(resnet_state | {"extra": torch.ones(1)}, "unexpected: extra")
     refuses(resnet_state | {"bn1.bias": torch.ones(3)}, "of another shape: bn1.bias")
     refuses({}, r"missing: conv1.weight, bn1.weight, bn1.bias and \d+ more")
+
+
+@pytest.mark.slow
+def test_files_without_weights_are_refused(tmp_path: Path) -> None:
+    def refuses(content: object, says: str, name: str = "w.pth") -> None:
+        path = tmp_path / name
+        torch.save(content, path) if not isinstance(content, bytes) else path.write_bytes(content)
+        with pytest.raises(ModelError, match=says):
+            build(net("resnet18", weights=str(path)), RGB, 5, 0)
+
+    refuses({"model": {}, "epoch": 3}, "holds model, epoch, not a plain state_dict")
+    refuses(torch.ones(3), "holds Tensor")
+    refuses(Path("x"), "Cannot read weights")  # needs code to run, which no weights file may
+    for garbage in (b"not a pickle", b"", b"PK\x03\x04 cut off", bytes(range(256))):
+        refuses(garbage, "Cannot read weights")
+        refuses(garbage, "Cannot read weights", "w.safetensors")
 
 
 def test_weights_that_cannot_be_downloaded_are_a_clear_error(
@@ -263,6 +300,32 @@ def test_batch_statistics(inside: str) -> None:
     # Afterwards the running statistics count again.
     model.eval()
     assert torch.allclose(model.features(x)[0], torch.tensor([-50 / 3, 51 / 2]), atol=1e-3)
+
+
+def test_batch_statistics_ends_after_an_error() -> None:
+    model = tiny()
+    with pytest.raises(KeyError), batch_statistics(model):
+        raise KeyError
+    assert model.training and len(model.state_dict()) == 7
+
+
+def test_batch_statistics_equals_training_mode() -> None:
+    model = build(DIGIT, (1, 8, 8), 3, 0)
+    x = images(6, 1, 8, 8)
+    with torch.no_grad():
+        with batch_statistics(model):
+            z = model(x)
+        running = model.eval()(x)
+        assert torch.equal(z, model.train()(x))
+        assert not torch.allclose(z, running, atol=1e-3)
+
+
+def test_evaluating_restores_each_layer() -> None:
+    model = tiny().train()
+    model.head.eval()
+    with evaluating(model):
+        assert not any(m.training for m in model.modules())
+    assert model.encoder.training and not model.head.training
 
 
 def test_predict_gives_probabilities_in_evaluation_mode() -> None:

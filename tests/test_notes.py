@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from clients.site import notes
+from clients.site.memory import Site
 from fedda import data, models
 from fedda.errors import ConfigError
 from fedda.halves import load
@@ -218,6 +219,17 @@ def drawing(folder: Path) -> tuple[Any, Any]:
     return client, request
 
 
+def test_notes_leave_random_numbers_and_modes_as_they_were(tmp_path: Path) -> None:
+    client, _ = drawing(tmp_path)
+    before = torch.get_rng_state()
+    seconds = notes.received(client)
+    assert seconds > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert client.model.modes == [False]
+    assert client.model.dropout.training and not client.model.norm.training
+    assert (tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST).is_file()
+
+
 def test_a_new_run_of_the_same_name_takes_the_old_notes_away(tmp_path: Path) -> None:
     client, request = drawing(tmp_path)
     request.round = 3
@@ -310,6 +322,14 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
     for name in ("../x", "a/b", "a\x00b", "", "a\nb", "a\n"):
         with pytest.raises(ConfigError):
             Task.parse(task.flat() | {"run": name})
+
+
+def test_a_site_takes_no_notes_without_a_folder_or_if_switched_off(tmp_path: Path) -> None:
+    node = {"role": "source", "name": "a", "data": str(tmp_path)}
+    place = {"state-dir": str(tmp_path)}
+    assert [Site(node | more).notes for more in ({}, place, place | {"notes": False})] == [
+        *(False, True, False)
+    ]
 
 
 # ---- which sites take notes --------------------------------------------------------------------

@@ -31,6 +31,12 @@ def test_theta_of_a_classifier_with_opposite_rows_by_hand() -> None:
     assert ocs.theta_of(torch.tensor([[1.0], [-1.0]])) == pytest.approx(0.5)
 
 
+def test_what_all_classes_share_does_not_count() -> None:
+    W = torch.randn(4, 3, generator=draws())
+    assert ocs.theta_of(W + 5) == pytest.approx(ocs.theta_of(W))
+    assert ocs.theta_of(torch.ones(4, 3)) == pytest.approx(0.0, abs=1e-9)
+
+
 @pytest.mark.parametrize("classes", [2, 3, 7])
 def test_no_change_of_the_probabilities_exceeds_theta(classes: int) -> None:
     random = draws(classes)
@@ -46,12 +52,33 @@ def test_no_change_of_the_probabilities_exceeds_theta(classes: int) -> None:
     assert steepest > theta / 3  # the bound is not loose either
 
 
+def test_the_steepest_cross_entropy_of_logits_has_a_slope_of_root_two() -> None:
+    logits = torch.tensor([[20.0, -20.0]], requires_grad=True)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([1])).backward()
+    assert float(logits.grad.norm()) == pytest.approx(ocs.THETA_CE)  # type: ignore[union-attr]
+
+
 # ---- eps, W1, PAD ------------------------------------------------------------------------------
 
 
 def test_the_error_is_what_the_right_classes_lack() -> None:
     p = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
     assert ocs.l1_error(p, torch.tensor([0, 0])) == pytest.approx((0.1 + 0.6) / 2)
+
+
+def test_the_error_is_half_the_l1_distance_to_the_labels() -> None:
+    p = torch.randn(9, 4, generator=draws()).softmax(dim=1)
+    y = torch.randint(4, (9,), generator=draws())
+    assert ocs.l1_error(p, y) == pytest.approx(twin.l1_error(p.tolist(), y.tolist()), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 7, 10])
+def test_both_halves_have_every_value_once(n: int) -> None:
+    first, second = ocs.halves(torch.arange(n), draws())
+    a = -(-n // 2)
+    assert (first * a + second * (n - a)) == pytest.approx(n * (n - 1) / 2)
+    assert (first, second) == ocs.halves(torch.arange(n), draws())
+    assert len({ocs.halves(torch.arange(n), draws(seed)) for seed in range(20)}) > 1
 
 
 @given(st.lists(length, min_size=1, max_size=5), st.lists(length, min_size=1, max_size=5))
@@ -94,3 +121,25 @@ def test_ocs_takes_the_smallest_bound(rows: list[tuple[float, float, float]]) ->
     candidates = [Prospect(str(i), False, e, t, w, 0.0) for i, (e, t, w) in enumerate(rows)]
     wanted = twin.best([(math.sqrt(2), *row) for row in rows])
     assert ocs.choose("ocs", candidates, draws()).bound == candidates[wanted].bound
+
+
+def test_a_near_candidate_with_a_great_error_loses_against_a_far_one_with_a_small_error() -> None:
+    """Bounds without theta_CE: .7 + .1 = .8 for the near one, .1 + .4 = .5 for the far one."""
+    near, far = candidate("near", 0.7, 0.1), candidate("far", 0.1, 0.4, labelled=True)
+    nearest = candidate("nearest", 0.9, 0.0)
+    assert ocs.choose("ocs", [near, far, nearest], draws()) is far
+    assert ocs.choose("pad", [near, far, nearest], draws()) is nearest
+
+
+@pytest.mark.parametrize("selector", ["source", "all"])
+def test_the_labelled_source_is_taken_however_far_it_is(selector: ocs.Selector) -> None:
+    labelled = candidate("far", 0.5, 40.0, labelled=True)
+    every = [candidate("near", 0.0, 0.0), labelled, candidate("further", 0.5, 41.0, labelled=True)]
+    assert ocs.choose(selector, every, draws()) is labelled
+
+
+def test_random_takes_each_and_is_repeatable() -> None:
+    every = [candidate(name, 0.1, 0.1) for name in "abc"]
+    found = [ocs.choose("random", every, draws(seed)).name for seed in range(40)]
+    assert set(found) == set("abc")
+    assert found == [ocs.choose("random", every, draws(seed)).name for seed in range(40)]

@@ -25,6 +25,7 @@ import strategies.fdann
 from fedda import data, models, plugins
 from fedda.cli import app, launch
 from fedda.config import ModelConfig
+from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
 from fedda.errors import Code, ConfigError, DataError, ModelError
@@ -360,6 +361,19 @@ def test_listings_say_where_each_thing_is_from(install: Install) -> None:
     assert "tent_package" not in cli("settings", "kd3a")[1]
 
 
+def test_what_an_added_method_tells_is_attacked_as_of_any_other(install: Install) -> None:
+    add_tent(install, algorithm=ATTACKED)
+    found = gradients.SumSettings.of({"method": "tent"})
+    assert (found.method, found.loss, found.network.hidden) == ("tent", "cada", (5,))
+    with pytest.raises(ConfigError, match=r"fedavg has no discriminator.*, tent have one"):
+        gradients.SumSettings.of({"method": "fedavg"})
+    assert gradients.planned({"method": "tent"}, {"sites": [{"role": "source"}] * 3}, 4) == 21
+    tent = plugins.method("tent")
+    p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]])
+    assert tent.vote is not None
+    assert tent.vote(tent.config(), p).tolist() == pytest.approx([0.25, 0.45])
+
+
 def test_an_added_method_can_be_run(
     install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
 ) -> None:
@@ -631,6 +645,19 @@ def test_the_example_is_loaded_without_errors(example: None) -> None:
     assert not plugins.broken() and not plugins.unfinished()
     assert plugins.origin("shot-im") == "example_of_shot 1.0"
     assert set(plugins.installed("models")) == {"small-cnn"}
+
+
+def test_the_examples_loss_by_hand(example: None) -> None:
+    loss = importlib.import_module("fedda_shot.algorithm").information_loss
+    sure = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
+    # Sure predictions of both classes; sure ones of one class only; unsure ones.
+    assert loss(sure).item() == pytest.approx(-np.log(2), abs=1e-6)
+    assert loss(sure[:1]).item() == pytest.approx(0, abs=1e-6)
+    assert loss(torch.zeros(4, 2)).item() == pytest.approx(0, abs=1e-6)
+    p = np.array([[0.9, 0.1], [0.4, 0.6]])
+    mean = p.mean(axis=0)
+    wanted = np.mean([-sum(q * np.log(q)) for q in p]) + 0.5 * sum(mean * np.log(mean))
+    assert loss(torch.tensor(p).log(), 0.5).item() == pytest.approx(wanted)
 
 
 def test_the_example_adapts_at_the_target_alone(

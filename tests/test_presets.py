@@ -80,6 +80,12 @@ def test_values_are_the_papers(name: str) -> None:
     assert config.options["kd3a"].mixup == (0 if name == "amazon-review" else 2.0)  # its code's
 
 
+def test_rotated_mnist_has_the_values_of_fruda() -> None:
+    config = RunConfig.parse(presets.settings("fedavg", ["rotated-mnist"]))
+    assert (config.model.name, config.train.optimizer) == ("lenet", "adam")
+    assert (config.train.lr, config.train.batch_size) == (1e-4, 32)
+
+
 # ---- which wins --------------------------------------------------------------------------------
 
 

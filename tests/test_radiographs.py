@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pydicom
 import pytest
+import torch
 from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.pixels.decoders.base import get_decoder
@@ -19,7 +20,7 @@ from fedda import data, models
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data.cache import Cache
-from fedda.errors import DataError
+from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig, Task
 
 CANARY = "CANARY"
@@ -83,6 +84,12 @@ def test_16_bits_are_brought_to_a_window_and_not_clipped_at_255(
     assert len(np.unique(only(tmp_path, "0,1100"))) > 5  # Pillow's own conversion gives 3
 
 
+def test_images_of_8_bits_and_colour_stay_as_they_are(tmp_path: Path) -> None:
+    eight = np.arange(8, dtype=np.uint8).reshape(2, 4)
+    Image.fromarray(eight).save(tmp_path / "1.png")
+    assert only(tmp_path, "0,4095") == eight.tolist()
+
+
 @pytest.mark.parametrize(
     "values", [np.array([[-1000, 0, 40, 3000]], np.int32), np.array([[-1, 0, 0.5, 1]], np.float32)]
 )
@@ -114,6 +121,16 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         only(tmp_path, "0,1")
 
 
+@pytest.mark.parametrize("text", ["5", "1,1", "2,1", "a,b", "1,2,3", "nan,1", "0,inf", "1, 2" * 40])
+def test_what_is_no_window_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^input\.window is .*, which cannot be: (give|low)"):
+        RunConfig.parse({"input.window": text})
+    with pytest.raises(ConfigError):
+        Task.parse(task().flat() | {"window": text})
+    with pytest.raises(ConfigError, match="The window is"):
+        data.Reading().within(text)
+
+
 def task(window: str = "") -> Task:
     config = RunConfig.parse({"input.window": window, "model.name": "mlp", "model.hidden": "4"})
     return config.task("fedavg", 0, (1, 4, 4), ["a", "b"], 3)
@@ -140,6 +157,25 @@ def test_the_window_reaches_sites_models_and_caches(tmp_path: Path) -> None:
         assert models.describe(tmp_path / "m").window == window
 
 
+def test_a_frozen_network_computes_anew_for_another_window(tmp_path: Path) -> None:
+    pytest.importorskip("efficientnet_lite_pytorch")
+    kept = {"model.name": "efficientnet-lite0", "model.train": "bottleneck", "input.size": 32}
+    kept |= {"model.weights": "package"}
+    kept |= {"model.bottleneck": 4, "input.channels": 3}
+    deep = np.random.default_rng(0).integers(0, 4096, (2, 32, 32)).astype(np.uint16)
+    for i, image in enumerate(deep):
+        (tmp_path / "ab"[i]).mkdir()
+        Image.fromarray(image).save(tmp_path / "ab"[i] / "1.png")
+    site = Site({"role": "source", "name": "s", "data": str(tmp_path)})
+    found = []
+    for window in ("0,4095", "0,65535"):
+        config = RunConfig.parse(kept | {"input.window": window})
+        made = config.task("fedavg", 0, (3, 32, 32), ["a", "b"], 2)
+        digest = models.digest(made.model, made.dims)
+        found.append(site.learnt_from(made.model_copy(update={"frozen": digest})).x)
+    assert not torch.equal(*found)
+
+
 # ---- DICOM ---------------------------------------------------------------------------------------
 
 
@@ -154,6 +190,38 @@ def test_a_file_is_read_by_its_rescaling_and_its_own_window(tmp_path: Path) -> N
     dicom(tmp_path / "b" / "1.dcm", stored, **about, WindowCenter=[40.5, 9], WindowWidth=[401, 9])
     assert only(tmp_path / "b") == naive(units, -160, 240)
     assert only(tmp_path / "b", "-1024,3071") == naive(units, -1024, 3071)
+
+
+def test_monochrome1_is_inverted_signed_values_and_compressed_files_are_read(
+    tmp_path: Path,
+) -> None:
+    eight = np.array([[0, 10, 200, 255]], np.uint8)
+    dicom(tmp_path / "a" / "1.dcm", eight, PhotometricInterpretation="MONOCHROME1")
+    assert only(tmp_path / "a") == [[255, 245, 55, 0]]
+    signed = np.array([[-2048, 0, 2047, 5]], np.int16)
+    dicom(tmp_path / "b" / "1.DCM", signed, BitsStored=12, compress=RLELossless)
+    assert only(tmp_path / "b") == naive(signed, -2048, 2047)
+    colour = np.random.default_rng(0).integers(0, 256, (2, 4, 3), np.uint8)
+    dicom(tmp_path / "c" / "1.dcm", colour)
+    assert data.load_target(tmp_path / "c").x[0].tolist() == colour.transpose(2, 0, 1).tolist()
+    assert data.describe(tmp_path / "c", "target").shape == (3, 2, 4)
+
+
+def test_check_says_how_gray_is_read(tmp_path: Path) -> None:
+    stored = np.array([[0, 1000]], np.uint16)
+    for i in range(2):
+        dicom(tmp_path / "own" / f"{i}.dcm", stored, WindowCenter=40 + i, WindowWidth=400)
+        dicom(tmp_path / "none" / f"{i}.dcm", stored, BitsStored=12)
+    own = data.describe(tmp_path / "own", "target").gray
+    assert own.startswith("of DICOM each file's own window (2 different ones, such as -160 to 239)")
+    assert data.describe(tmp_path / "none", "target").gray == (
+        "of DICOM all values that its bits can hold (0 to 4095) becomes 0 to 255"
+    )
+    words = ("data", "check", tmp_path / "own", "--role", "target", "--min-images", "2")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(
+        app, [*map(str, words), "--window=-160,240"], catch_exceptions=False
+    )
+    assert done.exit_code == 0 and "-160 to 240 (the window) become 0 to 255" in done.output
 
 
 def test_what_cannot_be_read_is_refused_in_a_sentence_without_the_header(

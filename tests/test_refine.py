@@ -19,6 +19,8 @@ from fedda.maths import refine
 from fedda.maths.refine import WEIGHTS, Gaussians, Shares, Space, Strength
 from fedda.models import Model, refined
 from fedda.results.read import refined_file
+from fedda.train import generator
+from fedda.wire import REFINED
 from tests.reference import refine as twin
 
 SETTINGS: dict[str, Any] = {
@@ -87,6 +89,67 @@ def test_an_answer_by_hand() -> None:
     assert found.logits(z, known).softmax(1)[0, 1].item() == pytest.approx(odds / (1 + odds))
 
 
+def test_shares_count_by_the_evidence_for_them() -> None:
+    even = torch.full((100, 2), 0.5).double()
+    assert refine.offset(even).tolist() == [0.0, 0.0]
+    rare = torch.tensor([[0.9, 0.1]] * 90 + [[0.1, 0.9]] * 10).double()
+    full = refine.offset(rare)  # the mean is (.82, .18), .22 nats from even
+    assert full.exp().tolist() == pytest.approx([90.3 / 100.6, 10.3 / 100.6])
+    assert refine.offset(rare, "even").tolist() == [0.0, 0.0]
+    some = torch.tensor([[0.9, 0.1]] * 70 + [[0.1, 0.9]] * 30).double()
+    divergence = 0.66 * np.log(1.32) + 0.34 * np.log(0.68) - 1 / 200
+    expected = divergence / 0.1 * np.log([70.3 / 100.6, 30.3 / 100.6])
+    assert refine.offset(some).tolist() == pytest.approx(expected)
+    assert refine.offset(some, "estimated").exp().sum().item() == pytest.approx(1.0)
+
+
+def test_shares_count_as_far_as_both_models_see_the_same_ones() -> None:
+    def seen(*mean: float) -> Tensor:
+        return torch.tensor([mean]).double()
+
+    even = 1 / 3
+    one, other = seen(even + 0.2, even, even - 0.2), seen(even + 0.2, even - 0.1, even - 0.1)
+    # (.2 * .2 + .2 * .1) / (.2 sqrt(2) * .1 sqrt(6))
+    assert refine.alike(one, other) == pytest.approx(np.sqrt(3) / 2)
+    assert refine.alike(one, seen(even - 0.1, even + 0.2, even - 0.1)) == 0  # another class
+    assert refine.alike(one, seen(even, even, even)) == pytest.approx(0, abs=1e-6)
+    two = seen(0.6, 0.4).repeat(99, 1)
+    assert refine.shown(two, 1 - two) == refine.evidence(two)  # of two classes nobody can say
+    much, less = seen(0.6, 0.2, 0.2).repeat(999, 1), seen(0.36, 0.32, 0.32).repeat(999, 1)
+    assert refine.evidence(much) == 1 and refine.alike(much, less) == pytest.approx(1)
+    # .36 ln 1.08 + .64 ln .96 is .00158 nats, less .001 by chance: 5 times .0058
+    assert refine.shown(much, less) == pytest.approx(5 * (0.00158 - 0.001) / 0.1, rel=0.02)
+    assert refine.shown(much, seen(0.2, 0.6, 0.2).repeat(999, 1)) == 0
+    rare = torch.tensor([[0.9, 0.1]] * 90 + [[0.1, 0.9]] * 10).double()
+    assert refine.offset(rare, beta=0.3).tolist() == pytest.approx(
+        (0.3 * refine.offset(rare)).tolist()
+    )
+    assert refine.offset(rare, "estimated", 0.3).tolist() == refine.offset(rare).tolist()
+
+
+def test_a_class_that_is_missing_takes_few_images() -> None:
+    """Without shares, the Gaussian of a class that nobody is in takes others' images."""
+    x, p = drawn(300, 20, 6, seed=2)
+    gone = p.argmax(dim=1) < 3
+    x, p = x[gone], p[gone]
+    z = Space.of(x)(x)
+    lost = {
+        s: int((refine.refine(p, z, "careful", s)[0].argmax(dim=1) >= 3).sum())
+        for s in ("even", "auto")
+    }
+    assert lost["auto"] <= lost["even"]
+    assert lost["auto"] <= 0.02 * len(x)
+
+
+def test_many_columns_are_reduced_alike_in_every_run() -> None:
+    x = torch.randn(1100, 1100, generator=generator("wide")).double()
+    before = torch.random.get_rng_state()
+    one, two = Space.of(x), Space.of(x)
+    assert torch.equal(one.axes, two.axes)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert one.axes.T @ one.axes == pytest.approx(torch.eye(64).double(), abs=1e-6)
+
+
 # ---- the model ---------------------------------------------------------------------------------
 
 
@@ -109,6 +172,61 @@ def test_it_is_kept_and_read_as_other_models_are(tmp_path: Path) -> None:
     alone = torch.cat([models.predict(loaded, one[None]) for one in x[:5]])
     torch.testing.assert_close(alone, models.predict(loaded, x)[:5])
     assert len(refined.members_of(loaded)) == 3
+
+
+def test_images_are_told_apart_by_the_last_members_features(tmp_path: Path) -> None:
+    x = torch.randint(0, 255, (60, 1, 8, 8), dtype=torch.uint8, generator=generator("images"))
+    made, config = network(0, (1, 8, 8), name="digit-cnn", hidden="")
+    other, _ = network(1, (1, 8, 8), name="digit-cnn", hidden="")
+    kept = refining.refined_model(other, made, x, config, (1, 8, 8))
+    assert len(refined.members_of(kept.model)) == 3  # with the target's statistics, too
+    answers = models.predict(kept.model, x)
+    torch.testing.assert_close(answers.double(), kept.after, atol=1e-4, rtol=0)
+    space = Space.of(refining.features_of(made, x))
+    torch.testing.assert_close(space.axes.float(), kept.model.head.axes)
+
+
+def test_the_targets_statistics_are_those_of_its_images() -> None:
+    x = torch.tensor(clouds()[0])
+    model, _ = network(0)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    own = refining.with_own_statistics(model, x)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    changed = [n for n, t in own.state_dict().items() if not torch.equal(t, before[n])]
+    assert changed and all("running_" in n for n in changed)
+
+
+def test_what_a_shift_makes_of_one_model_is_not_taken_for_uneven_classes() -> None:
+    """All columns move, so the model gives one class most images; its own statistics mend that."""
+    x, y = (torch.tensor(part) for part in clouds(300))
+    model, config = network(3)
+    steps = torch.optim.Adam(model.parameters(), 0.02)
+    model.train()
+    for _ in range(40):
+        steps.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        steps.step()
+    model.eval()
+    moved = x + torch.linspace(-2, 2, 12)
+    before = models.predict(model, moved).argmax(dim=1)
+    assert refine.evidence(models.predict(model, moved)) == 1  # one class has nearly all
+    made = refining.refined_model(None, model, moved, config, (12,))
+    assert len(refined.members_of(made.model)) == 2  # also with its own statistics
+    assert made.model.head.get_buffer("offset").abs().max() < 0.1
+    right = [float((q == y).double().mean()) for q in (before, made.after.argmax(dim=1))]
+    assert right[1] > right[0] + 0.2
+
+
+def test_a_small_model_learns_the_answers() -> None:
+    x = torch.tensor(clouds(300)[0])
+    model, config = network(3)
+    made = refining.refined_model(None, model, x, config, (12,))
+    small = refining.distilled(made, x)
+    assert set(small.state_dict()) == set(model.state_dict())
+    told = made.after.argmax(dim=1)
+    same = float((models.predict(small, x).argmax(dim=1) == told).double().mean())
+    before = float((models.predict(model, x).argmax(dim=1) == told).double().mean())
+    assert same > before
 
 
 # ---- where nothing can be learnt ---------------------------------------------------------------
@@ -201,6 +319,21 @@ def test_a_comparisons_training_is_refined_as_a_runs_is(method: str, tmp_path: P
             assert torch.equal(one, other)
 
 
+def test_a_target_without_tests_says_no_accuracy(tmp_path: Path) -> None:
+    unlabelled = sites() | {"t": (clouds(120, 3, 0.1)[0], None)}
+    run = fedda.simulate(unlabelled, "t", "fedavg", dir=tmp_path / "r", **SETTINGS)
+    (told,) = (t["refined"] for t in run.results.raw["trainings"]["fedavg"])
+    assert set(told) == {"changed", "agreed"}
+
+
+def test_a_small_target_keeps_its_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = sites() | {"t": (clouds(30, 3)[0], None, clouds(30, 4))}
+    run = fedda.simulate(small, "t", "fedavg", dir=tmp_path / "r", **SETTINGS)
+    assert run.results.trainings[0].accuracy is not None
+    assert run.results.trainings[0].refined is None
+    assert "the last step needs 40 or more" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -263,3 +396,7 @@ def test_the_command_refines_a_finished_run(tmp_path: Path) -> None:
     alone = str(tmp_path / "r" / "fedavg-0" / "model.safetensors")
     assert "2 models agree on" in invoke("refine", alone, "--data", str(town))
     assert made.results.accuracy is not None
+
+
+def test_only_these_numbers_are_about_it() -> None:
+    assert {"accuracy-refined", "changed", "agreed"} == REFINED

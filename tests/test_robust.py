@@ -17,7 +17,7 @@ from fedda import records, wire
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths import robust
-from fedda.maths.bounds import too_long
+from fedda.maths.bounds import scaled, too_long
 from fedda.maths.robust import RobustMean, least_for, liars_of
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind
@@ -252,6 +252,19 @@ def test_an_update_is_too_long_beside_the_others_alone() -> None:
     assert found(2, 1, 1, 1, 1, 10, 16, liars=0.1) == {}  # f is 1, but two lie
 
 
+def test_an_update_is_scaled_with_its_statistics_and_without_its_counters() -> None:
+    sent: Arrays = {"w": np.array([1.0, 0.0]), "bn.running_var": np.array([2.0])}
+    sent |= {"b": np.array(3e38, np.float32), "bn.batches": np.array(4)}
+    came: Arrays = {"w": np.array([9.0, -4.0]), "bn.running_var": np.array([0.0])}
+    came |= {"b": np.array(-3e38, np.float32), "bn.batches": np.array(7)}
+    found = scaled(came, sent, 0.25)
+    assert found["w"].tolist() == [3.0, -1.0] and found["bn.running_var"].tolist() == [1.5]
+    assert found["bn.batches"] == 7
+    assert found["b"] == pytest.approx(1.5e38)  # though the update is more than a float can hold
+    assert found["b"].dtype == np.float32
+    assert scaled(came, sent, 0.0)["w"].tolist() == [1.0, 0.0]
+
+
 def bounded(
     lengths: list[float], asked: int = 0, times: float = 5.0
 ) -> tuple[list[str], dict[str, float], list[int]]:
@@ -276,6 +289,17 @@ def bounded(
         name, length = reply.node.name, reply.model().unpack()["w"].item()
         assert length == pytest.approx(factors.get(name, 1.0) * lengths[int(name)], rel=1e-6)
     return [r.node.name for r in counted], factors, held
+
+
+def test_replies_are_held_back_until_nothing_can_make_them_too_long() -> None:
+    assert bounded([1.0] * 5) == ([*"01234"], {}, [1, 0, 0, 0, 0])
+    assert bounded([10.0, 1, 1, 1, 1]) == ([*"12340"], {"0": 0.5}, [1, 1, 1, 1, 1])
+    assert bounded([1.0] * 6) == ([*"012345"], {}, [1, 2, 0, 0, 0, 0])  # two of six may lie
+    names, factors, held = bounded([10.0, 10, 1, 1, 1, 1, 1])
+    assert (names, factors, held) == ([*"2345601"], {"0": 0.5, "1": 0.5}, [1, 2, 2, 2, 2, 2, 2])
+    assert bounded([1.0, 1, 10], asked=5) == ([*"012"], {"2": 0.5}, [1, 0, 1])  # two never came
+    assert bounded([10.0, 1, 1]) == ([*"120"], {"0": 0.5}, [1, 1, 1])
+    assert bounded([10.0, 1]) == ([*"01"], {}, [0, 0])
 
 
 lengths_of_sites = st.lists(

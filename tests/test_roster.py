@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fedda import __version__
+from fedda.config import InputConfig
 from fedda.errors import RosterError
 from strategies.sites.roster import OFFER, Node, Roster, form
 
@@ -108,6 +109,17 @@ def test_every_target_has_a_roster_of_its_own() -> None:
         roster.aims("city")
     (alone,) = form(nodes(BERT, TOWN, ANNA)).aims()
     assert alone.target.name == "town" and not alone.several
+
+
+def test_images_are_brought_to_one_shape() -> None:
+    mixed = nodes(ANNA, offer("bert", shape=[3, 9, 9]), offer("town", "target", shape=[1, 0, 0]))
+    assert form(mixed, InputConfig(channels=3, size=32)).shape == (3, 32, 32)
+    gray = nodes(ANNA, offer("town", "target", shape=[1, 8, 9]))
+    assert form(gray, InputConfig(size=16)).shape == (1, 16, 16)
+    colours = nodes(ANNA, offer("town", "target", shape=[3, 8, 8]))
+    assert form(colours, InputConfig(channels=1)).shape == (1, 8, 8)
+    vectors = nodes(offer("anna", shape=[400]), offer("town", "target", shape=[400]))
+    assert form(vectors, InputConfig(channels=3, size=32)).shape == (400,)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Whole runs: repeatable, resumable after any round, and honest about the sites that failed."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.app import make_app
@@ -205,6 +207,15 @@ def test_a_round_that_is_asked_for_again_gives_the_same_bits(
     assert model(again) == model(whole)
 
 
+def test_a_finished_run_can_be_resumed_and_trains_nothing(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    first, _ = run(domains, runs)
+    again, events = run(domains, runs | {"run.resume": True})
+    assert model(again) == model(first)
+    assert not [e for e in events if e["event"] == "round"]
+
+
 def test_the_baseline_and_the_method_are_trained_with_every_seed(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
@@ -310,6 +321,49 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
+def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
+    tmp_path: Path, kind: Kind, floats: str
+) -> None:
+    odd = np.array([[1 / 3, -0.0, 1e-7], [np.nan, np.inf, 65504]])
+    packed = wire.pack(
+        {
+            "w": odd.astype(np.float32).T,
+            "a": odd.astype(np.float64),
+            "n": np.array(7),
+            "some": np.array([True, False, True]),
+            "none": np.zeros((0, 2), np.float16),
+        },
+        kind,
+        floats,
+    )
+    others = {str(other): wire.pack({"w": np.ones(1)}, other) for other in Kind}
+    state = replace(a_state(), arrays={"z": packed, **others})
+    checkpoint.write(tmp_path, state)
+    found = checkpoint.read(tmp_path)
+    assert found is not None and list(found.arrays) == ["z", *others]
+    assert found.arrays["z"].manifest == packed.manifest
+    assert found.arrays["z"].buffer == packed.buffer
+    raw, was = found.arrays["z"].raw(), packed.raw()
+    assert {str(a.dtype) for n, a in raw.items() if n in ("w", "a", "none")} == {floats}
+    assert {n: a.tobytes() for n, a in raw.items()} == {n: a.tobytes() for n, a in was.items()}
+    assert {name: str(each.manifest.kind) for name, each in found.arrays.items()} == {
+        "z": str(kind),
+        **{str(other): str(other) for other in Kind},
+    }
+
+
+def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None:
+    arrays = {
+        "a": wire.pack({"b/c": np.zeros(2)}, Kind.MODEL),
+        "a/b": wire.pack({"c": np.ones(2)}, Kind.MODEL),
+    }
+    checkpoint.write(tmp_path, replace(a_state(), arrays=arrays))
+    found = checkpoint.read(tmp_path)
+    assert found is not None and found.arrays == arrays
+
+
 @pytest.mark.parametrize(
     ("settings", "kind", "floats"),
     [
@@ -381,6 +435,26 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
     checkpoint.write(tmp_path, a_state(2))
     assert_same(checkpoint.read(tmp_path), a_state(2))
+
+
+def test_a_checkpoints_arrays_are_a_file_of_safetensors(tmp_path: Path) -> None:
+    arrays = {
+        "odd": np.array([True, False, True]),
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+        "none": np.zeros((0, 2), np.float16),
+        "count": np.array(3, np.int64),
+        "bits": np.array([7], np.uint16),
+        "d": np.full((2, 2), np.nan),
+    }
+    file = tmp_path / "a.safetensors"
+    found, digest = {}, checkpoint._write_arrays(file, arrays)
+    assert digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    with safe_open(file, framework="np") as opened:  # the library's own checks hold
+        found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype and found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
 
 
 def damage(folder: Path, how: str) -> None:
@@ -681,6 +755,14 @@ def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, 
     best = max(reversed(training["rounds"]), key=lambda r: r["infomax"])
     assert training["selected_round"] == best["round"]
     assert training["selected_accuracy"] == best["accuracy"]
+
+
+def test_a_run_without_tests_has_no_accuracy_and_no_infomax(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    results, _ = run(domains, runs | {"rounds": 1, "run.evaluate": False})
+    assert results["final_accuracy"] is None and results["selected_accuracy"] is None
+    assert "infomax" not in results["trainings"]["kd3a"][0]["rounds"][0]
 
 
 def test_an_unreadable_reply_is_counted_and_refused(

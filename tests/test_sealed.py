@@ -13,14 +13,14 @@ from clients import fedavg as clients_fedavg
 from clients.policy.rules import Policy
 from clients.site.memory import resident
 from fedda import records
-from fedda.errors import Code, QuorumError, SecureError
+from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
 from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
 from fedda.wire import Arrays, Kind, Packed, pack
 from tests.federation import Federation, Run, final_model
-from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, sent_by, settings_of
+from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, run, sent_by, settings_of
 from tests.patience import wait_until
 from tests.processes import alive, below, is_alive, program_of
 
@@ -140,6 +140,21 @@ def test_changes_of_a_model_are_sealed_as_well(keyed: list[Node], settings: dict
     assert_close(results[1], results[0], 0.01)
 
 
+def test_a_source_that_is_away_keeps_its_last_weight(keyed: list[Node]) -> None:
+    weights = []
+    for relay in ("open", "sealed"):
+        resident.cache_clear()
+        made = Bench(keyed, "kd3a", rounds=3, kd3a__relay=relay, kd3a__smoothing=0.75,
+                     wait__min_sources=2)  # fmt: skip
+        made.round(1)
+        made.grid.offline = {"carl"}
+        made.round(2)
+        made.grid.offline = set()
+        made.round(3)
+        weights.append(made.strategy.weights)
+    assert weights[0] == pytest.approx(weights[1], abs=6e-4)
+
+
 def test_the_server_gets_no_model_of_a_source(
     keyed: list[Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +207,14 @@ def test_the_server_gets_no_model_of_a_source(
             {"loss", "steps", "seconds", "kept"} | alphas,
         ),
     }
+
+
+def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(keyed, {"method": "kd3a", "kd3a.relay": "sealed"} | runs)
+    (training,) = results["trainings"]["kd3a"]
+    kinds = {key for e in training["rounds"] for key in e["bytes"]}
+    assert {"from source sealed", "to target sealed", "from target key"} <= kinds
+    assert "from source model" not in kinds
 
 
 # ---- a server that lies --------------------------------------------------------------------------
@@ -391,6 +414,11 @@ def test_a_site_without_peers_refuses(keyed: list[Node], who: str) -> None:
     with pytest.raises(QuorumError):
         made.round()
     assert failures(made) == {(who, int(Code.SECURE))}
+
+
+def test_the_heads_cannot_stay_at_their_sites() -> None:
+    with pytest.raises(ConfigError, match="relay is sealed, but heads is local"):
+        RunConfig.parse({"method": "kd3a", "kd3a.relay": "sealed", "kd3a.heads": "local"})
 
 
 def test_the_targets_state_survives_a_restart(keyed: list[Node], tmp_path: Path) -> None:

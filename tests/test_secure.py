@@ -182,6 +182,32 @@ def test_with_fewer_bytes_the_sum_is_still_the_plain_result(
     assert sizes and set(sizes.values()) == {"int32"}
 
 
+def test_sources_are_sent_the_same_along_with_the_model(keyed: list[Node]) -> None:
+    """Centring's sources need the target's means, which come in the clear, under masks as well."""
+    at_once: dict[str, Any] = {"centring__plain_share": 0.0}
+    wanted, plain = Bench(keyed, "centring", **at_once).round()
+    resident.cache_clear()
+    made = bench(keyed, "centring", **at_once)
+    found, numbers = made.round()
+    assert_close(found, wanted, 1e-6)
+    assert numbers["loss"] == pytest.approx(plain["loss"], rel=1e-6)
+    sent = [
+        c.arrays for c in made.grid.crossed if (c.way, c.role, c.hop) == ("to", "source", "train")
+    ]
+    assert [arrays.get("means") for arrays in sent] == 3 * ["statistics"]
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_weights_are_the_plain_ones(keyed: list[Node], weighting: str) -> None:
+    plain = Bench(keyed, "fedavg", fedavg__weighting=weighting)
+    wanted, _ = plain.round()
+    resident.cache_clear()
+    made = bench(keyed, fedavg__weighting=weighting)
+    found, _ = made.round()
+    assert_close(found, wanted, 1e-6)
+    assert made.strategy.weights == pytest.approx(plain.strategy.weights)
+
+
 def test_one_sites_reply_tells_nothing_of_its_model(keyed: list[Node]) -> None:
     plain = Bench(keyed, "fedavg")
     plain.round()
@@ -509,6 +535,23 @@ def test_a_simulation_makes_its_own_keys(domains: list[Node], runs: dict[str, st
         results[secure] = simulate(config, domains, Journal(), "process")
     models = [load_file(results[s]["trainings"]["fedavg"][0]["model"]) for s in results]
     assert_close(models[1], models[0], 1e-5)
+
+
+def test_a_site_with_a_smaller_bound_takes_the_same_models(
+    keyed: list[Node], tmp_path: Path
+) -> None:
+    """The masked model is not built, so it does not count as values of the network."""
+    made = bench(keyed)
+    values = sum(a.size for a in made.model.values())
+    nodes = ruled(keyed, f"[limits]\nparameters = {values + 200}", tmp_path)
+    assert bench(nodes).round()[0]
+
+
+def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> None:
+    results, _ = run(keyed, {"method": "fedavg", "secure": "sum"} | runs)
+    (training,) = results["trainings"]["fedavg"]
+    kinds = {key for e in training["rounds"] for key in e["bytes"]}
+    assert any("masked" in kind for kind in kinds) and any("key" in kind for kind in kinds)
 
 
 @pytest.mark.nightly("fedda/secure", "strategies/channels.py")

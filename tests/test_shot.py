@@ -1,5 +1,6 @@
 """SHOT: its formulas against plain loops, the adaptation, and that sources may leave."""
 
+import copy
 import math
 import re
 from pathlib import Path
@@ -13,19 +14,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
+from clients.shared.side_by_side import groups, parts_of
 from clients.site.memory import resident
 from fedda import models, records
 from fedda.algorithms import shot
 from fedda.config import ModelConfig
 from fedda.data import load_source, load_target
-from fedda.errors import Code, QuorumError, public
+from fedda.errors import Code, ConfigError, QuorumError, public
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide, weights_of
-from fedda.models import Extension
+from fedda.models import Extension, weight_normed
+from fedda.models.export import export
 from fedda.train import batches, round_images, seed_for
 from fedda.wire import TEST
 from tests.federation import Federation
-from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, reshaped, run, times
+from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, reshaped, run, times
 from tests.patience import PATIENCE
 from tests.reference import shot as twin
 from tests.test_held import Forgetful
@@ -84,6 +87,12 @@ def test_losses_are_those_of_plain_loops() -> None:
     close(smooth, twin.smooth_cross_entropy(LOGITS.tolist(), Y.tolist(), 0.1))
 
 
+def test_the_gradient_of_a_very_sure_model_is_finite() -> None:
+    logits = torch.tensor([[400.0, 0.0, 0.0], [400.0, 0.0, 0.0]], requires_grad=True)
+    shot.target_loss(logits, torch.tensor([1, 2]), 0.3).backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
 def test_pseudo_labels_by_hand() -> None:
     """The third point is unsure, and lies near the second: the soft centroids decide."""
     v = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.3, 1.0]])
@@ -93,6 +102,22 @@ def test_pseudo_labels_by_hand() -> None:
     label, mu = shot.pseudo_labels(v, p)
     assert label.tolist() == [0, 1, 1]
     close(mu, torch.tensor([[1.0, 0.0], [0.15, 1.0]]))
+
+
+def test_how_alike_models_are_by_hand() -> None:
+    """Three models of two images: of the first image's three pairs all agree, then one of three."""
+    label = torch.tensor([[2, 0], [2, 1], [2, 1]])
+    assert class_shares.alike(label) == pytest.approx((1 + 1 / 3) / 2)
+    pairs = [(label[i] == label[j]).double().mean() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert class_shares.alike(label) == pytest.approx(float(sum(pairs) / 3))
+    assert class_shares.alike(label[:1]) is None
+
+
+def test_a_class_that_no_image_is_near_to_is_no_label() -> None:
+    v = torch.tensor([[1.0, 0.0], [0.9, 0.1]])
+    label, mu = shot.pseudo_labels(v, torch.tensor([[0.6, 0.2, 0.2], [0.6, 0.2, 0.2]]))
+    assert (mu == 0).all(dim=1).sum() == 2
+    assert len(set(label.tolist())) == 1 and mu[label[0]].any()
 
 
 @pytest.mark.parametrize("form", ["official", "paper"])
@@ -110,6 +135,13 @@ def test_pseudo_labels_are_those_of_plain_loops(form: shot.Centroids) -> None:
             torch.testing.assert_close(
                 row, torch.tensor(known or [0.0] * len(row), dtype=row.dtype), rtol=1e-6, atol=1e-7
             )
+
+
+def test_the_appended_one_matters_for_short_features() -> None:
+    """Without it only the direction counts: a short vector is as far from a long one as any."""
+    z = torch.tensor([[0.01, 0.0], [0.0, 0.01], [5.0, 0.0]])
+    official, paper = shot.points(z, "official"), shot.points(z, "paper")
+    assert official[0] @ official[1] > 0.99 and torch.equal(paper, z)
 
 
 # ---- models side by side -----------------------------------------------------------------------
@@ -138,6 +170,36 @@ def test_models_side_by_side_answer_as_one_by_one() -> None:
     # sigmoid(ln 3) is 3/4, sigmoid(0) is 1/2
     close(weights_of(torch.tensor([3.0, 1.0]).log(), "ratio"), [0.6, 0.4])
     assert not [name for name, _ in heads.named_parameters() if name != "a"]  # frozen
+
+
+def test_a_weight_normed_head_trains_by_length_and_direction() -> None:
+    model = models.build(ModelConfig(name="mlp", hidden="6"), (5,), 4, seed=0)
+    before = copy.deepcopy(model.state_dict())
+    x, y = torch.randn(9, 5), torch.arange(9) % 4
+    v, b = model.head.weight.detach().clone(), model.head.bias.detach().clone()
+    g = v.norm(dim=1, keepdim=True).requires_grad_()
+    v, b, z = v.requires_grad_(), b.requires_grad_(), model.features(x).detach()
+    F.cross_entropy(z @ (g * v / v.norm(dim=1, keepdim=True)).T + b, y).backward()
+    with torch.no_grad():
+        g, v, b = (t - 0.5 * t.grad for t in (g, v, b))  # type: ignore[operator]
+        wanted = g * v / v.norm(dim=1, keepdim=True)
+    with weight_normed(model):
+        optimizer = optim.SGD(model.head.parameters(), lr=0.5)
+        torch.testing.assert_close(model(x), model.head(z))
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    close(model.head.weight.detach(), wanted)
+    close(model.head.bias.detach(), b)
+    assert [*model.state_dict()] == [*before] and model.head.weight is not None
+    assert "head.weight" in model.fresh
+
+
+def test_a_failed_training_leaves_the_head_as_it_was() -> None:
+    model = models.build(ModelConfig(name="mlp", hidden="6"), (5,), 4, seed=0)
+    head, fresh = model.head, model.fresh
+    with pytest.raises(ZeroDivisionError), weight_normed(model):
+        raise ZeroDivisionError
+    assert model.head is head and model.fresh == fresh
 
 
 # ---- a whole run -------------------------------------------------------------------------------
@@ -265,6 +327,18 @@ def test_a_source_trains_all_epochs_in_its_only_round(domains: list[Node], tmp_p
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("most", [0.0, 0.5])
+def test_a_bound_on_the_layers_holds_for_the_head_too(
+    domains: list[Node], tmp_path: Path, most: float
+) -> None:
+    grid = ScriptedGrid(domains)
+    settings = SHOT | {"rounds": 2, "shot.epochs": 6, "train.lipschitz": most}
+    run(domains, settings | {"run.dir": str(tmp_path)}, grid=grid)
+    norms = [torch.linalg.matrix_norm(m["head.weight"], 2) for m in sent_models(grid).values()]
+    # A step of the power method follows the norm closely, but not exactly.
+    assert [float(norm) < 0.53 for norm in norms] == [most > 0] * 3
+
+
 def test_no_message_goes_to_a_source_after_the_first_phase(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -342,6 +416,13 @@ def test_a_run_from_a_finished_model_needs_no_source(domains: list[Node], tmp_pa
     assert moved == {n for n in before if n.startswith("encoder.")}
 
 
+def test_a_source_that_fails_is_left_out(domains: list[Node], tmp_path: Path) -> None:
+    grid = ScriptedGrid(domains, {"bert": never})
+    settings = SHOT | {"wait.train": 1.0, "run.dir": str(tmp_path), "wait.min-sources": 2}
+    (training,) = run(domains, settings, grid=grid)[0]["trainings"]["shot"]
+    assert [*training["rounds"][-1]["weights"]] == ["anna", "carl"]
+
+
 def test_a_target_that_lost_its_models_says_so(domains: list[Node], tmp_path: Path) -> None:
     """Without a state directory nothing of them is left after a restart."""
 
@@ -384,6 +465,28 @@ def test_an_encoder_without_parameters_is_refused(tmp_path: Path) -> None:
     assert run(nodes, settings)[0]["trainings"]["shot"][0]["final_accuracy"] is not None
 
 
+def test_the_error_names_the_setting() -> None:
+    plain = models.build(ModelConfig(name="identity"), (3,), 3, seed=0)
+    settings = {"models": 2, "mean": "logits", "weights": "softmax"}
+    both = models.blank(ModelConfig(name="identity"), (3,), 3, Extension("shot", settings))
+    with pytest.raises(ConfigError, match=r"set model\.bottleneck"):
+        groups(both, plain, 0.1)
+
+
+def test_each_encoder_has_the_rates_of_a_single_model() -> None:
+    """In a pretrained network new layers have ten times the rate of the others."""
+    config = ModelConfig(name="mlp", hidden="6", bottleneck=4)
+    plain = models.build(config, (5,), 3, seed=0)
+    plain.pretrained = True
+    settings = {"models": 2, "mean": "logits", "weights": "softmax"}
+    both = models.blank(config, (5,), 3, Extension("shot", settings))
+    names = {id(p): name for name, p in both.named_parameters()}
+    rates = {names[id(p)]: g["lr"] for g in groups(both, plain, 0.1) for p in g["params"]}
+    assert rates.keys() == {n for n in names.values() if n.startswith("encoder.")}
+    assert {n: r for n, r in rates.items() if "bottleneck" in n}
+    assert all(rate == (1.0 if "bottleneck" in n else 0.1) for n, rate in rates.items())
+
+
 # The files that decide what an exported file computes.
 
 
@@ -391,6 +494,21 @@ def test_an_encoder_without_parameters_is_refused(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         shot.Config(**wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+def test_models_side_by_side_are_exported(tmp_path: Path, mean: str) -> None:
+    """`export` compares the file's answers with those of the models."""
+    config = ModelConfig(name="digit-cnn", bottleneck=6)
+    added = Extension("shot", {"models": 3, "mean": mean, "weights": "softmax"})
+    made = models.build(config, (1, 8, 8), CLASSES, 0, added)
+    _, heads = parts_of(made)
+    heads.weight.normal_(generator=torch.Generator().manual_seed(3))
+    heads.a.data = torch.tensor([0.5, -1.0, 1.0])
+    file, classes = tmp_path / "model.safetensors", [str(c) for c in range(CLASSES)]
+    models.save(file, made, config=config, shape=(1, 8, 8), classes=classes)
+    assert export(file, tmp_path / "model.onnx").difference < 1e-5
 
 
 # ---- over processes ----------------------------------------------------------------------------

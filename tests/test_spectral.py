@@ -44,6 +44,19 @@ def test_norms_are_those_of_a_full_decomposition(name: str) -> None:
     assert norm == pytest.approx(float(torch.linalg.svdvals(dense(layer, shape))[0]), rel=1e-3)
 
 
+def test_a_batchnorm_layer_multiplies_by_gamma_over_s() -> None:
+    """By hand: 3 / sqrt(4) = 1.5, |-2| / sqrt(1) = 2, and no other channel is above that."""
+    layer = nn.BatchNorm1d(3, eps=0.0).eval()
+    layer.weight.data = torch.tensor([3.0, -2.0, 1.0])
+    layer.running_var = torch.tensor([4.0, 1.0, 1.0])
+    network = nn.Sequential(layer)
+    spectra = Spectra(network, generator("v"))
+    assert spectra.norms() == {"0": 2.0}
+    assert float(torch.linalg.svdvals(dense(layer, (3,)))[0]) == pytest.approx(2.0)
+    spectra.project(0.5)
+    torch.testing.assert_close(layer.weight.data, torch.tensor([0.75, -0.5, 0.25]))
+
+
 def test_a_projection_shortens_long_layers_and_leaves_short_ones() -> None:
     """Diagonal matrices: norms 4 and 0.5 become 1 and 0.5, and biases stay."""
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -56,6 +69,24 @@ def test_a_projection_shortens_long_layers_and_leaves_short_ones() -> None:
     torch.testing.assert_close(first.weight.data, torch.diag(torch.tensor([1.0, 0.5])))
     torch.testing.assert_close(second.weight.data, torch.diag(torch.tensor([0.5, 0.1])))
     assert torch.equal(first.bias, before)
+
+
+def test_one_iteration_with_a_kept_vector_follows_weights_that_change() -> None:
+    """Two iterations from a new vector give less; that would let layers grow above the bound."""
+    layer = nn.Linear(60, 60)
+    spectra = Spectra(nn.Sequential(layer), generator("v"))
+    spectra.norms(500)
+    draws, kept, fresh = generator("steps"), [], []
+    for _ in range(20):
+        layer.weight.data += 1e-3 * torch.randn(60, 60, generator=draws)
+        exact = float(torch.linalg.svdvals(layer.weight.detach())[0])
+        kept.append(spectra.norms(1)["0"] / exact)
+        v = torch.randn(60, generator=draws)
+        for _ in range(2):
+            v = F.normalize(layer.weight.detach().T @ (layer.weight.detach() @ v), dim=0)
+        fresh.append(float((layer.weight.detach() @ v).norm()) / exact)
+    assert min(kept) > 0.995 and max(kept) < 1.0001
+    assert sum(fresh) / 20 < 0.97
 
 
 def test_every_layer_of_a_network_stays_below_the_bound(domains: list[Node]) -> None:

@@ -4,18 +4,21 @@ Over which rounds it counts is checked by hand; whole runs show that it ends, re
 that it ends with a proper last round, and that no label of the target has a part in it.
 """
 
+import json
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message
 
 from clients import fedavg
 from clients.site.request import Request
 from fedda import plugins
-from fedda.errors import ConfigError, WireError
+from fedda.errors import ConfigError, QuorumError, WireError
 from fedda.results import sofar, terminal
 from fedda.results.read import summary
 from fedda.results.story import tell
@@ -23,9 +26,27 @@ from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
 from server import stopping
 from server.stopping import collapse, last_round, sentence
-from tests.local_grid import Node, run, stop_after
+from server.training import TrainingRounds
+from tests.local_grid import Node, ScriptedGrid, run, stop_after
+from tests.test_run import Untestable
 
 STILL = {"train.lr": 1e-9, "rounds": 8, "run.patience": 2}  # no round changes any answer
+
+
+class LastLost(Untestable):
+    """A grid whose target answers three requests to test, and then is away."""
+
+    def __init__(self, domains: list[Node]) -> None:
+        super().__init__(domains, 0, away=True)
+        self.left = 3
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            target = reply.metadata.src_node_id == self.id_of("town")
+            if reply.metadata.message_type == "evaluate" and target:
+                self.left -= 1
+                self.lost = int(self.left == 0)  # the next one
+            yield reply
 
 
 def task(schedule: str = "train 9", method: str = "fedavg") -> Task:
@@ -62,6 +83,13 @@ def test_the_last_round_follows_from_the_rounds_so_far(
 ) -> None:
     assert last_round(task(), patience, entries(*values)) == last
     assert bool(sentence(task(), patience, last)) == (last < 9)
+
+
+def test_only_the_last_phase_counts() -> None:
+    chained = task("pretrain 5, select 1, adapt 3", "fruda")
+    assert last_round(chained, 1, entries(0.9, 0.1, 0.1, 0.1, 0.1, 0.1)) == 9
+    assert last_round(chained, 1, entries(0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.2)) == 9
+    assert last_round(chained, 1, entries(*(0.9,) * 6, 0.2, 0.2)) == 9
 
 
 @pytest.mark.parametrize(
@@ -113,6 +141,14 @@ def test_a_run_without_progress_ends_with_a_last_round_and_says_why(
     assert so_far["trainings"]["fedavg"][0]["stopped"] == training["stopped"]
 
 
+def test_without_patience_all_rounds_are_trained(domains: list[Node], runs: dict[str, str]) -> None:
+    still = runs | STILL | {"method": "fedavg", "run.patience": 0, "rounds": 5}
+    results, events = run(domains, still)
+    assert rounds(results, "fedavg") == [1, 2, 3, 4, 5]
+    assert not results["trainings"]["fedavg"][0]["stopped"]
+    assert not [e for e in events if e["event"] == "ending"]
+
+
 @pytest.mark.parametrize("stopped", [2, 3])  # while it counts, and between count and last round
 def test_a_resumed_run_counts_on(domains: list[Node], runs: dict[str, str], stopped: int) -> None:
     settings = runs | STILL | {"method": "fedavg"}
@@ -126,6 +162,19 @@ def test_a_resumed_run_counts_on(domains: list[Node], runs: dict[str, str], stop
     again, events = run(domains, settings | {"run.resume": True})
     assert not [e for e in events if e["event"] == "round"]  # it has ended
     assert again["trainings"]["fedavg"][0]["stopped"] == whole["trainings"]["fedavg"][0]["stopped"]
+
+
+def test_a_lost_test_of_an_early_last_round_is_made_up_for(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    settings = runs | STILL | {"method": "fedavg"}
+    lost, _ = run(domains, settings, grid=LastLost(domains))
+    assert rounds(lost, "fedavg") == [1, 2, 3, 4] and lost["final_accuracy"] is None
+    made_up, _ = run(domains, settings | {"run.resume": True})
+    whole, _ = run(domains, settings | {"run.name": "whole"})
+    (training,) = made_up["trainings"]["fedavg"]
+    assert training["refined"] == whole["trainings"]["fedavg"][0]["refined"]
+    assert made_up["final_accuracy"] == whole["final_accuracy"] and made_up["untested"] == []
 
 
 def test_the_targets_labels_have_no_part_in_it(
@@ -153,6 +202,25 @@ def test_the_targets_labels_have_no_part_in_it(
             assert ("accuracy" in history[-1]) == (name == "wrong")
     assert found[0] == found[1] == found[2]
     assert 4 < len(found[0]) < 25
+
+
+@pytest.mark.slow
+def test_fruda_measures_in_an_early_last_round(domains: list[Node], runs: dict[str, str]) -> None:
+    settings = runs | STILL | {"method": "fruda", "fruda.pretrain": 3, "rounds": 10}
+    results, events = run(domains, settings)
+    assert rounds(results, "fruda") == [*range(1, 9)]  # of the last phase, which begins with 5
+    assert "after" in results["trainings"]["fruda"][0]["selection"]
+    assert [e["event"] for e in events].count("adapted") == 1
+
+
+def test_only_the_last_round_of_such_a_training_is_named_final(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    grid = ScriptedGrid(domains)
+    run(domains, runs | STILL | {"method": "fedavg"}, grid=grid)
+    steps = [dict(m.content["step"]) for m in grid.requests if "step" in m.content]
+    assert {int(str(s["round"])) for s in steps if "final" in s} == {4}
+    assert all(s.get("final") is True for s in steps if s["round"] == 4)
 
 
 @pytest.mark.parametrize("claim", [False, 1, "yes"])
@@ -185,6 +253,12 @@ def test_patience_without_evidence_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(plugins, "method", known.__getitem__)
     with pytest.raises(ConfigError, match="kd3a's tests say no infomax"):
         RunConfig.parse({"run.patience": 3, "method": "kd3a"})
+
+
+def test_a_resumed_run_keeps_its_patience(domains: list[Node], runs: dict[str, str]) -> None:
+    run(domains, runs | {"method": "fedavg", "rounds": 1})
+    path = Path(runs["run.dir"])
+    assert json.loads(next(path.glob("*/config.json")).read_text())["run.patience"] == 0
 
 
 # ---- going back --------------------------------------------------------------------------------
@@ -225,3 +299,26 @@ def test_a_diverged_training_goes_back_too(
     assert training["rounds"][-1]["returned"] == training["selected_round"]
     (said,) = (e for e in events if e["event"] == "ending")
     assert said["text"].startswith("the training has diverged: the site's training gave values")
+
+
+def test_without_an_earlier_round_a_divergence_is_an_error(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedavg.Source, "train", lambda source: {"loss": math.nan, "steps": 1})
+    with pytest.raises(QuorumError, match="not finite"):
+        run(domains, runs | {"method": "fedavg", "wait.tries": 1, "wait.sites": 1.0})
+
+
+def test_without_a_best_round_of_its_phase_a_training_goes_on(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best round of an earlier phase is no way back, and its file is not there any more."""
+    select = TrainingRounds._select
+    monkeypatch.setattr(
+        TrainingRounds, "_select", lambda self, *a: select(self, *a) if self.round == 1 else {}
+    )
+    after = lambda task, history: "it has collapsed" * (len(history) > 1)  # noqa: E731
+    monkeypatch.setattr(stopping, "collapse", after)
+    results, events = run(domains, runs | {"method": "fedavg", "rounds": 3, "run.refine": "none"})
+    assert rounds(results, "fedavg") == [1, 2, 3]
+    assert not [e for e in events if e["event"] == "ending"]

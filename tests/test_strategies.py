@@ -1,5 +1,6 @@
 """What every strategy does: refuse harmful models, run in Flower's loop, and need its target."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from flwr.common import (
 from clients.face import Face, client_fn
 from clients.site.memory import resident
 from clients.site.request import flat, unflat
-from fedda import records
+from fedda import records, wire
+from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
 from fedda.flower import (
     evaluateins_to_recorddict,
@@ -25,8 +27,10 @@ from fedda.flower import (
     recorddict_to_evaluateres,
     recorddict_to_fitres,
 )
-from fedda.wire import Arrays
+from fedda.wire import Arrays, Kind
 from server.simulation import LocalGrid
+from strategies.sites import roster
+from strategies.sites.replies import Checks
 from tests.local_grid import Bench, Node, reshaped
 
 # ---- what the server's guards refuse -----------------------------------------------------------
@@ -68,6 +72,26 @@ def test_a_harmful_model_is_refused_and_the_round_goes_on(
     assert message in bench.notices[0][2]
     assert bench.strategy.weights == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
     assert all(np.isfinite(a).all() for a in model.values())
+
+
+def test_the_bound_on_change_can_be_set(domains: list[Node]) -> None:
+    for bound, refused in ((0.0, False), (120.0, False), (10.0, True)):
+        bench = Bench(domains, "fedavg", {"carl": scaled(-100)}, guard__max_change=bound)
+        bench.round()
+        assert ("carl" not in bench.strategy.weights) is refused
+
+
+def test_a_small_new_head_may_grow() -> None:
+    """By hand: 8 weights of 0.01; the bound 5 lets them change by 5 * 0.2 in the mean square."""
+    sent = {"head.weight": np.full((2, 4), 0.01, np.float32)}
+    layout = wire.pack(sent, Kind.MODEL).manifest
+    checks = Checks(GuardConfig(max_change=5.0), layout)
+    checks.begin(wire.pack(sent, Kind.MODEL))
+    node = roster.Node(1, "source", "anna", 10, 0, ("a", "b"), (4,), "")
+    for step, refused in ((0.99, False), (-0.99, False), (1.01, True)):
+        moved = wire.pack({"head.weight": sent["head.weight"] + np.float32(step)}, Kind.MODEL)
+        with pytest.raises(WireError, match=r"5\.[01] norms") if refused else nullcontext():
+            checks._bounds.check(node.name, "model", moved.unpack())
 
 
 # ---- Flower's own loop -------------------------------------------------------------------------

@@ -1,14 +1,17 @@
 """Several targets, each adapted in turn, and runs that go on or begin without any source."""
 
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Message
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clients import fedavg as clients
@@ -23,6 +26,7 @@ from fedda.contrib.report import page
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
 from fedda.methods import Hop, Method, Phase
 from fedda.results import read, terminal
+from fedda.results.progress import Display
 from fedda.settings import RunConfig, Task
 from fedda.wire import MODEL, Arrays, Part, Rule
 from server.attendance import Sites
@@ -30,11 +34,12 @@ from server.journal import Event, Journal, Listener
 from server.simulation import folders, rehearse, simulate
 from strategies.base import Numbers as RoundNumbers
 from strategies.fedavg import FedAvg
-from strategies.sites.roster import Roster
+from strategies.sites.roster import Roster, form
 from tests import test_plugins
 from tests.federation import Federation
 from tests.fingerprints import numbers_of
-from tests.local_grid import Node, ScriptedGrid, run, stop_after
+from tests.local_grid import Node, ScriptedGrid, dotted, run, stop_after
+from tests.test_roster import ANNA, BERT, TOWN, nodes, offer
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -42,6 +47,9 @@ Install = test_plugins.Install
 install = test_plugins.install
 
 TARGETS = ("town", "village")
+
+
+VILLAGE = offer("village", "target", tested=3)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +181,32 @@ def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[s
     assert roster["targets"] == ["village"] and len(roster["sites"]) == 4
 
 
+def test_a_run_can_choose_some_of_its_sources(sites: list[Node], flat: dict[str, Any]) -> None:
+    """It computes what a run over these sites alone computes; the others are asked nothing."""
+    chosen = {"run.sources": "bert", "wait.min-sources": 1, "run.target": "town"}
+    grid = ScriptedGrid(sites)
+    results, _ = run(sites, {**flat, **chosen, "run.name": "chosen"}, grid=grid)
+    assert {c.site for c in grid.crossed if c.kind != "query"} == {"bert", "town"}
+    assert {s["name"] for s in results["sites"]} == {"bert", "town", "village"}
+    alone = [node for node in sites if node["name"] in ("bert", "town", "village")]
+    few = {"run.expect": 3, "wait.min-sources": 1, "run.target": "town", "run.name": "alone"}
+    wanted, _ = run(alone, {**flat, **few})
+    assert_same(training(results, "kd3a", "town"), training(wanted, "kd3a", "town"))
+
+
+def test_sources_that_a_run_names_must_be_there(sites: list[Node], flat: dict[str, Any]) -> None:
+    missing = {"run.sources": "anna,dora", "wait.min-sources": 1}
+    with pytest.raises(RosterError, match=r"run\.sources names 'dora', but no such source"):
+        run(sites, {**flat, **missing})
+    with pytest.raises(RosterError, match="names 'dora'"):
+        rehearse(RunConfig.parse({**flat, **missing}), sites)
+    for wrong, text in (("anna,anna", "each source once"), ("anna,", "each source once")):
+        with pytest.raises(ConfigError, match=text):
+            RunConfig.parse({"run.sources": wrong})
+    with pytest.raises(ConfigError, match=r"names 1, but wait\.min-sources asks for 2"):
+        RunConfig.parse({"run.sources": "anna", "wait.min-sources": 2})
+
+
 @pytest.mark.parametrize("expect", [0, 4])
 def test_an_unknown_target_is_refused_with_the_known_ones(
     sites: list[Node], flat: dict[str, Any], expect: int
@@ -254,6 +288,18 @@ def test_a_run_stopped_at_its_second_target_goes_on_bit_for_bit(
     assert awaited == [{"anna", "bert", "village"}]
     for target in TARGETS:
         assert_same(training(again, method, target), training(whole, method, target))
+
+
+def test_a_finished_run_waits_for_nobody(
+    sites: list[Node], flat: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = flat | {"method": "kd3a", "rounds": 1}
+    before, _ = run(sites, settings)
+    awaited, grid = asked_back(monkeypatch), ScriptedGrid(sites)
+    grid.offline = {site["name"] for site in sites}
+    again, _ = run([], settings | {"run.resume": True}, grid=grid)
+    assert awaited == [set()]
+    assert again["targets"] == before["targets"]
 
 
 # ---- a method whose sources may leave ----------------------------------------------------------
@@ -369,6 +415,19 @@ def test_sources_whose_phase_is_not_over_are_waited_for(
         run([], settings | {"run.resume": True}, grid=grid)
 
 
+def test_with_two_targets_sources_may_leave_after_their_phase_for_the_second(
+    sites: list[Node], leaving: dict[str, Any]
+) -> None:
+    grid = ScriptedGrid(sites)
+
+    def leave(event: Event) -> None:
+        if event["event"] == "round" and (event["target"], event["round"]) == ("village", 2):
+            grid.offline = {"anna", "bert", "town"}
+
+    results, _ = run(sites, leaving, leave, grid=grid)
+    assert results["events"] == [] and list(results["targets"]) == ["town", "village"]
+
+
 # ---- a run without sources ---------------------------------------------------------------------
 
 
@@ -405,6 +464,30 @@ def test_a_finished_model_is_adapted_without_any_source(
     terminal.table(results)
     text = page.write(results, Path(first) / "page.html", Path(first)).read_text()
     assert "no sources → town" in text
+
+
+def test_a_run_without_sources_can_be_stopped_and_resumed(
+    sites: list[Node], leaving: dict[str, Any], first: str
+) -> None:
+    target = without(sites, "anna", "bert")
+    settings = leaving | {"run.start-from": first, "run.expect": 2, "rounds": 2}
+    whole, _ = run(target, settings | {"run.name": "whole"})
+    with pytest.raises(KeyboardInterrupt):
+        run(target, settings, stop_in("village", 1))
+    again, _ = run(target, settings | {"run.resume": True})
+    for name in TARGETS:
+        assert_same(training(again, "leaving", name), training(whole, "leaving", name))
+
+
+def test_without_a_model_to_start_from_sources_are_needed(
+    sites: list[Node], leaving: dict[str, Any], first: str
+) -> None:
+    target = without(sites, "anna", "bert", "village")
+    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+        run(target, leaving | {"run.expect": 0, "wait.sites": 0.1})
+    fedavg_too = {"run.start-from": first, "run.baseline": "fedavg", "run.name": "b"}
+    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+        run(target, leaving | fedavg_too | {"run.expect": 0, "wait.sites": 0.1})
 
 
 def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str) -> str:
@@ -459,6 +542,39 @@ def test_a_start_that_is_no_model_is_named(
     (tmp_path / "text").write_text("no model")
     with pytest.raises(ModelError, match=words):
         run(sites, flat | {"run.start-from": str(tmp_path / file)})
+
+
+def test_a_run_can_start_from_one_training_but_not_from_a_run_of_several_targets(
+    sites: list[Node], flat: dict[str, Any]
+) -> None:
+    settings = flat | {"method": "fedavg", "rounds": 1}
+    run(sites, settings | {"run.name": "first"})
+    folder = Path(flat["run.dir"]) / "first"
+    with pytest.raises(ModelError, match=r"start from one of its trainings: .*fedavg-0-town"):
+        run(sites, settings | {"run.start-from": str(folder)})
+    run(sites, settings | {"run.start-from": str(folder / "fedavg-0-village")})
+
+
+def test_files_of_different_targets_do_not_collide(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = flat | {"method": "kd3a", "train.carry-momentum": True, "track.tensorboard": True}
+    folder = Path(flat["run.dir"]) / "run"
+    results, _ = run(stateful(sites, folder / "sites", notes=True), settings)
+    curves = {path.parent.name for path in folder.glob("*/events.out.tfevents.*")}
+    assert curves == {"kd3a-0-town", "kd3a-0-village"}
+    optimizers = {path.name for path in (folder / "sites" / "anna").glob("*.optimizer.safetensors")}
+    assert optimizers == {
+        f"run.kd3a-0-{t}.{r}.optimizer.safetensors" for t in TARGETS for r in (1, 2)
+    }
+    noted = {path.name for path in (folder / "sites" / "anna" / "notes").iterdir()}
+    assert noted == {"run.kd3a-0-town", "run.kd3a-0-village"}
+
+    # The page shows the notes of each target under its name.
+    text = page.write(results, tmp_path / "page.html", folder).read_text()
+    for target in TARGETS:
+        assert f"KD3A: test at {target}, last round" in text
+    assert "seed 0 on town; distances" in text
 
 
 # ---- what sites and trackers keep --------------------------------------------------------------
@@ -526,6 +642,37 @@ def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path:
     assert "24 labelled tests at town and 24 labelled tests at village" in words
 
 
+def test_a_run_of_one_target_is_reported_in_one_row(
+    sites: list[Node], flat: dict[str, Any], tmp_path: Path
+) -> None:
+    results, _ = run(without(sites, "village"), flat | {"method": "kd3a", "run.expect": 3})
+    rows = list(terminal.scores(read.summary(results), "kd3a", str))
+    assert [row[0] for row in rows] == ["KD3A"]
+    chosen, _ = run(sites, flat | {"method": "kd3a", "run.name": "b"} | AT_VILLAGE)
+    rows = list(terminal.scores(read.summary(chosen), "kd3a", str))
+    assert [row[0] for row in rows] == ["KD3A"] and read.target(chosen) == "village"
+    text = page.write(chosen, tmp_path / "page.html", tmp_path).read_text()
+    assert "KD3A on village" in text and "on town" not in text
+
+
+def test_progress_names_the_target_where_there_are_several(
+    sites: list[Node], flat: dict[str, Any]
+) -> None:
+    def shown(**more: str) -> str:
+        settings = flat | {"method": "kd3a", "rounds": 1, "run.seeds": "4,5"} | dotted(more)
+        out = io.StringIO()
+        display = Display(RunConfig.parse(settings), Console(file=out, width=120))
+        run(sites, settings, display)
+        return out.getvalue()
+
+    text = shown(run__name="both")
+    for name in TARGETS:
+        for number, seed in ((1, 4), (2, 5)):
+            assert text.count(f"KD3A on {name}, seed {seed} ({number} of 2): 1 round, ") == 1
+    text = shown(run__name="one", run__target="village")
+    assert "KD3A, seed 4 (1 of 2): 1 round, " in text and " on " not in text
+
+
 # ---- the commands ------------------------------------------------------------------------------
 
 
@@ -540,6 +687,14 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Any]]:
     runs: list[tuple[RunConfig, Any]] = []
     monkeypatch.setattr(run_command, "perform", lambda config, how: runs.append((config, how)))
     return runs
+
+
+def test_the_option_target_chooses_the_target_of_a_run_on_a_server(
+    performed: list[Any], tmp_path: Path
+) -> None:
+    assert fedda("run", "kd3a", "--target", "village", "--dir", tmp_path)[0] == 0
+    assert fedda("run", "kd3a", "--dir", tmp_path)[0] == 0
+    assert [config.run.target for config, _ in performed] == ["village", ""]
 
 
 def test_the_option_target_names_the_targets_of_a_simulation(
@@ -566,6 +721,22 @@ def test_the_option_target_names_the_targets_of_a_simulation(
         RunConfig.parse(flat), folders(root, "town,village", {}), Journal(), "process"
     )
     assert list(results["targets"]) == ["town", "village"]
+
+
+def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
+    performed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (
+        ["--start-from", "first"],
+        ["-c", "run.start-from=first"],
+        ["--start-from", "first", "--baseline", "fedavg"],
+        [],
+    ):
+        assert fedda("run", "kd3a", "--dir", tmp_path, *words)[0] == 0
+    assert [config.run.baseline for config, _ in performed] == ["", "", "fedavg", "fedavg"]
+    starts = [config.run.start_from for config, _ in performed]
+    assert starts == [str(tmp_path / "first"), "first", str(tmp_path / "first"), ""]
 
 
 def test_a_simulation_may_have_a_target_and_no_sources(
@@ -600,3 +771,46 @@ def test_predict_and_export_ask_which_of_several_models(
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
     code, _, err = fedda("export", folder, "--target", "city")
     assert code == 1 and "fedavg-0-city has no model.safetensors" in err
+
+
+def test_a_roster_of_two_targets_is_one_roster_each() -> None:
+    roster = form(nodes(VILLAGE, BERT, TOWN, ANNA))
+    assert [n.name for n in roster.targets] == ["town", "village"] and not roster.several
+    for target, aim in zip(TARGETS, roster.aims(), strict=True):
+        assert [n.name for n in aim.nodes] == ["anna", "bert", target]
+        assert aim.target.name == target and aim.several and aim.counts == roster.counts
+    (chosen,) = roster.aims("village")
+    assert chosen.target.name == "village" and chosen.several
+    (only,) = form(nodes(ANNA, TOWN)).aims()
+    assert only.target.name == "town" and not only.several
+
+
+def test_an_unknown_target_is_named_with_the_known_ones() -> None:
+    with pytest.raises(RosterError) as error:
+        form(nodes(VILLAGE, ANNA, TOWN)).aims("anna")
+    assert str(error.value) == (
+        "No target is called 'anna'; set run.target to one of town, village."
+    )
+
+
+def test_a_roster_is_read_as_it_was_written() -> None:
+    whole = form(nodes(VILLAGE, ANNA, TOWN))
+    assert Roster.parse(whole.text()) == whole
+    alone = form(nodes(TOWN), class_names=("cat", "dog"))
+    assert alone.classes == ("cat", "dog") and alone.sources == ()
+    assert Roster.parse(alone.text()) == alone and alone.bounded(1.0) == alone
+    with_sources = form(nodes(TOWN, ANNA), class_names=("x", "y"))
+    assert with_sources.classes == ("cat", "dog")
+
+
+def test_a_roster_takes_over_the_ids_of_a_later_one() -> None:
+    roster = form(nodes(VILLAGE, ANNA, TOWN))
+    later = replace(roster, nodes=tuple(replace(n, id=n.id + 50) for n in roster.nodes))
+    (aim,) = later.aims("village")
+    taken = roster.taking(aim)
+    ids = {n.name: n.id for n in roster.nodes}
+    assert {n.name: n.id for n in taken.nodes} == {
+        "anna": ids["anna"] + 50,
+        "town": ids["town"],  # which is not in the other roster
+        "village": ids["village"] + 50,
+    }

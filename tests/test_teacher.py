@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
+from clients.site.memory import Site
 from clients.site.teacher import Teacher, checked
 from fedda import data, models
+from fedda.algorithms import shot
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data import Reading
-from fedda.errors import FeddaError
+from fedda.errors import DataError, FeddaError
 from fedda.models.export import export
 from tests.local_grid import CLASSES, EXAMPLES, Node, ScriptedGrid, make_domains, run
 
@@ -308,6 +311,20 @@ def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     assert both.exit_code == 1 and "is the teacher of one target, and the run has 2" in both.output
 
 
+def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> None:
+    p = torch.tensor([[0.6, 0.4], [0.5, 0.5]])
+    torch.testing.assert_close(shot.with_prior(p, torch.full((2, 2), 0.5)), p)
+    found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
+    # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
+    torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
+
+
+def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:
+    node = sites(tmp_path, write(tmp_path / "old.csv", truth(40)))[-1]
+    with pytest.raises(DataError, match="says nothing of 8 of the 48 examples"):
+        Site(node).teacher.check()
+
+
 # ---- a network that knows pictures and words ---------------------------------------------------
 
 TINY = {
@@ -359,6 +376,20 @@ def test_a_network_of_pictures_and_words_makes_the_file(
         ]
         scores = torch.stack([model.logit_scale.exp() * (v / v.norm()) @ t for t in texts])
         torch.testing.assert_close(p[i], scores.softmax(dim=0).detach(), atol=1e-4, rtol=0)
+
+
+def test_no_weights_are_fetched(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fetches them reads this when open_clip imports it."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    seen = []
+
+    def needed(*_: str) -> None:
+        seen.append(os.environ.get("HF_HUB_OFFLINE"))
+        raise DataError("not here")
+
+    monkeypatch.setattr("fedda.models.clip.needed", needed)
+    asked(pictures, "--classes", "cat,dog", "--out", pictures / "clip.csv")
+    assert seen == ["1"]
 
 
 @pytest.mark.parametrize(

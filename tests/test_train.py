@@ -151,6 +151,15 @@ def test_windows_by_hand() -> None:
     assert len({tuple(torch.cat(window).tolist()) for window in read}) > 10  # in many orders
 
 
+def test_windows_of_any_seed_and_size_consist_of_whole_blocks() -> None:
+    """The server chooses both, and can combine the sums of all windows that it ever gets."""
+    blocks = [set(b.tolist()) for b in in_blocks(90, 8)]
+    for seed in range(20):
+        for size, p in ((8, 1), (9, 2), (16, 1), (30, 2)):
+            window = set(torch.cat([*windows(in_blocks(90, 8), size, p, seed, 0, p)]).tolist())
+            assert window == set().union(*(b for b in blocks if b <= window))
+
+
 def test_joined_blocks_by_hand() -> None:
     blocks = [torch.full((n,), n) for n in (3, 4, 5, 2)]
     assert [len(s) for s in joined(blocks, 3)] == [7, 7]  # three sets would be 7, 5 and 2

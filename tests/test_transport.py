@@ -1,5 +1,6 @@
 """Transport and barycenters: against naive twins with POT, by hand, and their symmetries."""
 
+import itertools
 import math
 
 import pytest
@@ -79,6 +80,15 @@ def test_a_plan_costs_the_same_as_the_plan_of_pot(problem: tuple[Tensor, ...]):
     assert found == pytest.approx(float((twin.plan(wanted) * wanted).sum()), rel=1e-9)
 
 
+def test_a_plan_is_the_best_of_all_permutations():
+    cost = torch.rand(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = min(
+        math.fsum(float(cost[i, j]) for i, j in enumerate(p)) / 5
+        for p in itertools.permutations(range(5))
+    )
+    assert optimal_transport.moved_cost(optimal_transport.solve(cost), cost) == pytest.approx(best)
+
+
 def test_an_entropic_plan_has_the_marginals_and_nears_the_exact_one():
     (x, _), (z, _) = points(8, 3, 2, 0), points(8, 3, 2, 1)
     cost = optimal_transport.feature_cost(x, z)
@@ -152,6 +162,62 @@ def test_atoms_too_many_for_stored_inner_products_give_the_same(
     assert sizes == [3, 3]
 
 
+def test_which_inner_products_are_kept() -> None:
+    keeps = optimal_transport.keeps_inner
+    assert keeps(3, 100, 10) and keeps(3, 100, 1024)  # few atoms
+    assert keeps(16, 100, 1024) and not keeps(16, 100, 1023)  # 64 features per atom
+    assert not keeps(5, 100, 10)  # as with labels
+    assert keeps(4, 1369, 10) and not keeps(4, 1370, 10)  # 16 * 1369^2 < 3 * 10^7 < 16 * 1370^2
+
+
+@pytest.mark.parametrize("features", [0, 10**6])
+def test_many_atoms_give_the_twins_result(features: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    z, y, alpha = dictionary(10, 4, 3, 7, seed=3)
+    monkeypatch.setattr(optimal_transport, "FEATURES_PER_ATOM", features)
+    monkeypatch.setattr(optimal_transport, "PIECE", 30)  # three of the columns at a time
+    assert optimal_transport.keeps_inner(7, 10, 4) == (features == 0)
+    b = optimal_transport.barycenter(z, y, alpha)
+    start = torch.einsum("k,knd->nd", alpha, z), torch.einsum("k,knc->nc", alpha, y)
+    wanted_z, wanted_y, _ = twin.barycenter(z, y, alpha, start)
+    torch.testing.assert_close(b.z, wanted_z)
+    torch.testing.assert_close(b.y, wanted_y)
+
+
+def test_at_a_vertex_the_barycenter_is_the_atom():
+    z, y, _ = dictionary(9, 3, 3, 3, seed=4)
+    b = optimal_transport.barycenter(z, y, torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(b.z, z[1])
+    torch.testing.assert_close(b.y, y[1])
+
+
+def test_a_barycenter_stops_where_nothing_changes():
+    z, y, alpha = dictionary(12, 4, 3, 3, seed=0)
+    first = optimal_transport.barycenter(z, y, alpha, most=50)
+    aligned = torch.stack([a[p] for a, p in zip(z, first.plans, strict=True)])
+    labels = torch.stack([a[p] for a, p in zip(y, first.plans, strict=True)])
+    again = optimal_transport.barycenter(aligned, labels, alpha)
+    assert first.solved > again.solved == len(z)  # one plan for each atom, to see that it stays
+    torch.testing.assert_close(again.z, first.z)
+
+
+def test_points_keep_their_classes_if_labels_count_in_the_cost():
+    z, y, alpha = dictionary(12, 2, 3, 3, seed=1)
+    b = optimal_transport.barycenter(z, y, alpha)
+    torch.testing.assert_close(b.y.amax(dim=1), y.amax(dim=2).mean(dim=0))
+
+
+def test_an_entropic_barycenter_is_a_blurred_one():
+    z, y, alpha = dictionary(8, 3, 2, 2, seed=2)
+    exact = optimal_transport.barycenter(z, y, alpha)
+    blurred = [
+        optimal_transport.barycenter(z, y, alpha, entropy=e, most=3) for e in (1.0, 0.1, 0.01)
+    ]
+    assert blurred[0].plans.shape == (2, 8, 8)
+    apart = [float((b.z - exact.z).norm()) for b in blurred]
+    assert apart[0] > apart[1] > apart[2]
+    assert blurred[0].z.var(dim=0).sum() < exact.z.var(dim=0).sum()
+
+
 # The loss and its gradients
 
 
@@ -176,6 +242,15 @@ def test_gradients_by_hand():
     assert found.z.tolist() == [[[-2], [-1]]]  # 2 / n (z - x)
     assert found.alpha.tolist() == [-4]  # -2 * 0 - 1 * 4
     assert b.plans.tolist() == [[0, 1]]
+
+
+def test_a_whole_step_along_transport_arrives():
+    z, y, _ = dictionary(8, 3, 2, 1, seed=0)
+    x, _ = points(8, 3, 2, seed=9)
+    one = torch.ones(1, dtype=torch.float64)
+    found, *_ = optimal_transport.reconstruction(z, y, one, x, None)
+    after, *_ = optimal_transport.reconstruction(z - 8 / 2 * found.z, y, one, x, None)
+    assert after.loss == pytest.approx(0, abs=1e-9)
 
 
 @few
@@ -219,6 +294,16 @@ def test_no_point_of_the_simplex_is_nearer(values: list[float], seed: int):
     e = -torch.rand(200, len(v), generator=torch.Generator().manual_seed(seed)).double().log()
     others = torch.cat([e / e.sum(dim=1, keepdim=True), torch.eye(len(v), dtype=torch.float64)])
     assert (others - v).norm(dim=1).min() >= (found - v).norm() - 1e-9
+
+
+def test_the_simplex_by_hand():
+    # .9, .5 and .1 are .5 too much. A sixth less of each would make the last one negative, so it
+    # becomes 0 and the first two become .2 less.
+    found = optimal_transport.project_simplex(torch.tensor([0.9, 0.5, 0.1]))
+    assert found.tolist() == pytest.approx([0.7, 0.3, 0.0], abs=1e-6)
+    assert optimal_transport.project_simplex(torch.tensor([0.2, 0.8])).tolist() == pytest.approx(
+        [0.2, 0.8]
+    )
 
 
 @pytest.mark.parametrize("m", [3, 4])

@@ -184,6 +184,17 @@ def test_what_cannot_be_is_refused() -> None:
         OwnColumns(few, "x", MEAN)
 
 
+def test_infinite_values_stay_refused(tmp_path: Path) -> None:
+    x, y = patients(60, 0, gone=2)
+    x[7, 0] = np.inf
+    site = saved(tmp_path / "a.npz", x=x, y=y)
+    for reading in (Reading(), MEAN):
+        with pytest.raises(DataError, match=r"not finite in 1 rows, the first is row 7"):
+            data.load_source(site, reading=reading)
+    with pytest.raises(DataError, match="not finite"):
+        data.verify(site, "source")
+
+
 @pytest.mark.parametrize("ending", ("csv", "parquet"))
 def test_a_table_of_numbers(tmp_path: Path, ending: str) -> None:
     x, y = patients(60, 0, gone=3)
