@@ -27,6 +27,19 @@ def ensemble(
     return p
 
 
+def head_gradient(
+    z: list[list[float]], y: list[list[float]], W: list[list[float]], b: list[float]
+) -> list[list[float]]:
+    """The gradient of a head's mean cross entropy for W, point by point."""
+    slope = [[0.0] * len(z[0]) for _ in b]
+    for point, label in zip(z, y, strict=True):
+        p = ensemble(point, [W], [b], [1.0])
+        for c, row in enumerate(slope):
+            for i, value in enumerate(point):
+                row[i] += (p[c] - label[c]) * value / len(z)
+    return slope
+
+
 def rectified(mean: float, std: float, steps: int = 20_000) -> tuple[float, float]:
     """Mean and deviation of max(0, mean + std u) for normal u, by summing over u."""
     us = [-8 + 16 * (i + 0.5) / steps for i in range(steps)]
