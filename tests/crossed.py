@@ -2,8 +2,7 @@
 
     python -m tests.crossed     writes crossing.txt anew
 
-The list shows as a difference in review what a change lets cross. What the paper's three methods
-send is written by hand in test_contract.py instead.
+The list shows as a difference in review what a change lets cross.
 """
 
 import tempfile
@@ -16,7 +15,6 @@ from fedda.config import LazyConfig
 from tests.local_grid import SOURCES, Node, ScriptedGrid, make_domains, run, stop_after
 
 LIST = Path(__file__).with_name("crossing.txt")
-BY_HAND = {"kd3a", "feddadil", "fdann"}
 EXCHANGE = {
     f"exchange: {key}"
     for key in ("name", "certificate", "ticket", "port", "node", "wait", "rejoin")
@@ -77,7 +75,7 @@ def lines(title: str, found: Crossings) -> str:
     def told(arrays: Mapping[str, str], numbers: set[str]) -> Iterator[str]:
         yield from (n if n == k else f"{n} ({k})" for n, k in sorted(starred(arrays).items()))
         yield from sorted(starred(dict.fromkeys(numbers - EXCHANGE)))
-        if numbers & EXCHANGE:  # fdann's in test_contract.py says what is in it
+        if numbers & EXCHANGE:
             yield "an invitation" if numbers >= EXCHANGE else "a part of an invitation"
 
     rows = [
@@ -99,10 +97,9 @@ def starred(names: Mapping[str, Any]) -> dict[str, Any]:
 def titles(methods: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
     """Yield title, method and run of each paragraph."""
     for method in methods:
-        if method not in BY_HAND:
-            yield method, method, whole
-            if plugins.method(method).phases[1:]:
-                yield f"{method}, first phase", method, first_phase
+        yield method, method, whole
+        if plugins.method(method).phases[1:]:
+            yield f"{method}, first phase", method, first_phase
 
 
 def reviewed() -> dict[str, str]:

@@ -32,31 +32,17 @@ IMAGES = {
     "model.hidden": "",
     "train.lr": 0.01,
 }  # BatchNorm in two dimensions, and dropout
-TWO_STEPS = {"exchange.p": 2}
 
 # name -> method and settings; each case takes another path through the method's code.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),
     "fedavg images": ("fedavg", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
-    "fedavg uniform": ("fedavg", {"fedavg.weighting": "uniform", "wire.dtype": "float16"}),
-    "fedavg few": ("fedavg", {"sources-per-round": 2, "train.rounds-per-epoch": 0.5}),
     "fedprox": ("fedprox", {"fedprox.mu": 0.5}),
     "adabn": ("adabn", IMAGES),
     "fedbn": ("fedbn", IMAGES | {"rounds": 3}),
     "autodial": ("autodial", {"rounds": 3}),
-    "autodial images": ("autodial", IMAGES | {"rounds": 3, "wire.dtype": "float16"}),
     "centring": ("centring", {"centring.plain-share": 0.5, "rounds": 3}),
-    "centring all": (
-        "centring",
-        {
-            "centring.plain-share": 0.25,
-            "centring.surest": 1.0,
-            "wire.dtype": "float16",
-            "rounds": 3,
-        },
-    ),
     "kd3a": ("kd3a", {"kd3a.gate.low": 0.4, "kd3a.gate.high": 0.5}),
-    "kd3a images": ("kd3a", IMAGES | {"train.carry-momentum": True, "rounds": 3}),
     "kd3a official": (
         "kd3a",
         {
@@ -74,97 +60,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "kd3a.mixup-weights": False,
         },
     ),
-    "kd3a moments": ("kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}),
-    "kd3a h-divergence": ("kd3a", {"kd3a.weighting": "h-divergence"}),
     "fact": ("fact", {}),
-    "fact images": (
-        "fact",
-        IMAGES | {"fact.softmax": "twice", "fact.refit": False, "wire.dtype": "float16"},
-    ),
     "shot": ("shot", {"shot.epochs": 2, "rounds": 3}),
-    "shot images": (
-        "shot",
-        IMAGES
-        | {
-            "rounds": 3,
-            "shot.epochs": 1,
-            "shot.head": "linear",
-            "shot.centroids": "paper",
-            "shot.relabel": 2,
-            "model.bottleneck": 8,
-        },
-    ),
     "decision": ("decision", {"decision.epochs": 2, "rounds": 3}),
-    "decision ratio": (
-        "decision",
-        {"decision.weights": "ratio", "decision.epochs": 1, "wire.dtype": "float16"},
-    ),
     "comda": ("comda", {"comda.epochs": 8, "rounds": 9}),
-    "comda official": (
-        "comda",
-        IMAGES
-        | {
-            "rounds": 4,
-            "comda.epochs": 1,
-            "comda.answers": "training",
-            "comda.carried": "corrected",
-            "comda.heads": "drawn",
-            "wire.dtype": "float16",
-        },
-    ),
     "fdann": ("fdann", {}),
-    "fdann pairs": ("fdann", {"fdann.pairs": True, "fdann.discriminator.optimizer": "sgd"}),
-    "fdann overlap": ("fdann", TWO_STEPS | {"exchange.overlap": True, "rounds": 3}),
-    "fdann few": ("fdann", {"sources-per-round": 2, "fdann.weighting": "uniform"}),
     "fada": ("fada", {"fada.weighting": "attention"}),
-    "fada attention": ("fada", {"fada.parts": "attention", "fada.weighting": "attention"}),
-    "fada adversarial": ("fada", TWO_STEPS | {"fada.parts": "adversarial"}),
-    "fada mean": (
-        "fada",
-        {
-            "fada.disentanglers": "mean",
-        },
-    ),
     "fwdgrl": ("fwdgrl", {"fwdgrl.critic-steps": 2}),
-    "fwdgrl windows": ("fwdgrl", TWO_STEPS | {"fwdgrl.reversal.schedule": "constant"}),
     "fdan": ("fdan", {"fdan.frequencies": 16}),
-    "fdan finds its scale": ("fdan", {"fdan.scale": 0.0, "fdan.pairs": True, "rounds": 3}),
     "dils": ("dils", {"dils.lr": 0.001}),
-    "dils adda": (
-        "dils",
-        {"dils.loss": "adda", "dils.lr": 2e-4, "dils.pretrain": 1, "dils.share": False, "rounds": 3}
-        | TWO_STEPS,
-    ),
-    "dils grl": (
-        "dils",
-        {"dils.loss": "grl", "dils.lr": 2e-4, "dils.pretrain": 1, "exchange.overlap": True},
-    ),
-    "dils wassda": ("dils", {"dils.loss": "wassda", "dils.pretrain": 1, "dils.lr": 0.001}),
     "fruda": ("fruda", {"fruda.lr": 2e-4, "rounds": 2}),
-    "fruda pad": (
-        "fruda",
-        {"fruda.lr": 2e-4, "fruda.pretrain": 1, "rounds": 3, "fruda.select": "pad"}
-        | {"fruda.keep": "adapted"},
-    ),
     "feddadil": ("feddadil", {}),
-    "feddadil encoder": ("feddadil", {"feddadil.encoder-share": 0.5, "rounds": 4}),
-    "feddadil batches": (
-        "feddadil",
-        {
-            "feddadil.travel": "batch",
-            "feddadil.optimizer": "adam",
-            "feddadil.lr": 0.05,
-            "feddadil.mean": "examples",
-            "feddadil.predict": "ensemble",
-            "feddadil.scaling": "dimension",
-            "feddadil.balanced": False,
-            "rounds": 3,
-        },
-    ),
-    "feddadil entropy": (  # Sinkhorn is slow
-        "feddadil",
-        {"feddadil.entropy": 0.5, "feddadil.fixed-points": 2, "wire.dtype": "float16", "rounds": 1},
-    ),
 }
 
 TIMES = {"event", "time", "seconds", "phases", "site_seconds", "seed", "method"}

@@ -1,7 +1,6 @@
 """A run that goes on is watched, ended and gone on with by other commands than its own."""
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -165,19 +164,6 @@ def test_a_run_that_was_stopped_is_told_from_one_that_failed(
     assert type(caught.value) is kind
 
 
-def test_a_simulated_run_leaves_its_last_word_in_the_journal(tmp_path: Path) -> None:
-    for error in (KeyboardInterrupt(), RunError("x"), ValueError("x"), lock.GoingOnError("x")):
-        journal = Journal(tmp_path / "journal.jsonl")
-        with pytest.raises(type(error)), journal.ending():
-            raise error
-    failed = [e["error"] for e in journal.past("failed")]
-    assert failed == ["KeyboardInterrupt", "RunError", "ValueError"]
-    with pytest.raises(OSError, match="full"), journal.ending():
-        raise OSError(errno.ENOSPC, "full")
-    *_, last = journal.past("failed")
-    assert f"the disk of {tmp_path} is full; make room there, and --resume" in last["text"]
-
-
 # ---- for whom a run waits ----------------------------------------------------------------------
 
 
@@ -199,24 +185,6 @@ def waits(console: Console, at_work: bool = False) -> str:
             console.print("then", display._picture())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
-
-
-def test_progress_says_for_whom_the_run_waits() -> None:
-    text = waits(Console(file=io.StringIO(), width=100))
-    assert "  waiting for town, a b since 0:05\n" in text
-
-
-def test_sites_that_train_are_at_work_and_no_trouble() -> None:
-    assert "  at work: town, a b since 0:05\n" in waits(Console(file=io.StringIO()), at_work=True)
-    console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    assert "\x1b[2mat work: town, a b since 1:1" in waits(console, at_work=True)
-
-
-def test_on_a_terminal_the_time_that_a_run_waits_goes_on() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    text, _, then = waits(console).partition("then")
-    assert "waiting for town, a b since 1:1" in text
-    assert "waiting for" not in then
 
 
 # ---- options -----------------------------------------------------------------------------------
@@ -277,7 +245,7 @@ def test_a_simulated_run_is_watched_and_ended_from_another_terminal(
         run.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/cli/watching.py", "fedda/cli/run.py")
 def test_ctrl_c_ends_a_simulation_on_ray(domains: list[Node], tmp_path: Path) -> None:
     """Flower would wait for the run's thread, and that for sites which Ray has ended already."""
     run = simulated(domains, tmp_path / "long", "--engine", "ray")
@@ -338,7 +306,7 @@ def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(
     assert (folder / "results.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/cli/watching.py", "fedda/cli/run.py")
 def test_sigterm_ends_a_run_that_ignores_ctrl_c(domains: list[Node], tmp_path: Path) -> None:
     """As under nohup, or as a service that was started in the background of a script."""
     root = Path(str(domains[0]["data"])).parent

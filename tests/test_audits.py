@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from fedda import data, models
-from fedda.algorithms import fedavg, feddadil, kd3a
+from fedda.algorithms import kd3a
 from fedda.cli import app
-from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
-from fedda.contrib.audit import drawings, membership, properties, shares, update
-from fedda.contrib.audit.finding import Audit, Audits, Finding, collect, parse
+from fedda.config import ModelConfig, PrivacyConfig
+from fedda.contrib.audit import membership, properties, shares, update
+from fedda.contrib.audit.finding import Audit, collect, parse
 from fedda.contrib.audit.subject import Subject, subject
 from fedda.contrib.report.page import page
 from fedda.contrib.report.page.noted import Noted
@@ -29,7 +29,6 @@ from fedda.train import generator
 from tests.test_page import Read, results
 
 NAMES = ("0", "1", "2")
-TRAIN = TrainConfig(batch_size=8, lr=0.05)
 
 
 def made(tmp_path: Path, N: int = 48, side: int = 0, name: str = "mlp") -> Path:
@@ -79,25 +78,7 @@ class Extended:
     method = "shot"
 
 
-def test_tests_that_are_the_training_examples_are_no_others(tmp_path: Path) -> None:
-    run = made(tmp_path)
-    with np.load(tmp_path / "clinic.npz") as file:
-        x, y = file["x_train"], file["y_train"]
-    np.savez(tmp_path / "clinic.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    assert site(run).held is None
-
-
 # ---- images from updates -------------------------------------------------------------------------
-
-
-def test_an_update_of_one_step_is_the_gradient(tmp_path: Path) -> None:
-    s = site(made(tmp_path))
-    chosen = torch.arange(5)
-    u = update.update(s, chosen)
-    model = s.model.train()
-    F.cross_entropy(model(s.x[:5]), s.y[:5]).backward()
-    wanted = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-    torch.testing.assert_close(u, wanted, atol=1e-5, rtol=1e-3)
 
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
@@ -121,29 +102,10 @@ def test_psnr_by_hand() -> None:
     assert float(update.psnr(10 * a, 10 * b, 10.0)[0, 0]) == pytest.approx(20.0)
 
 
-def test_each_original_is_matched_with_another_reconstruction() -> None:
-    x = torch.tensor([[0.0], [0.5], [1.0]])
-    quality, order = update.matched(x, torch.tensor([[0.9], [0.1], [0.5]]))
-    assert order == [1, 2, 0]
-    assert quality[0] == pytest.approx(20) and quality[1] > 100
-
-
 def test_total_variation_by_hand() -> None:
     x = torch.tensor([[[[0.0, 1.0], [0.0, 3.0]]]])
     assert float(update.variation(x)) == pytest.approx((0 + 2) / 2 + (1 + 3) / 2)
     assert float(update.variation(torch.rand(3, 5))) == 0
-
-
-def test_guesses_set_the_threshold(tmp_path: Path) -> None:
-    """Of images that are all alike nothing counts as recovered: everybody could guess them."""
-    s = site(made(tmp_path, 40, side=4))
-    alike = s.x[:1].repeat(40, 1, 1, 1) + 0.001 * torch.rand(40, 1, 4, 4)
-    found, _ = update.invert(replace(s, x=alike), iterations=20)
-    assert found.settings["threshold"] > 30
-    assert max(f.recovered["images"] for f in found.findings) <= 0.5
-
-
-# ---- membership ----------------------------------------------------------------------------------
 
 
 def test_confidence_by_hand() -> None:
@@ -155,6 +117,9 @@ def test_confidence_by_hand() -> None:
     p = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]])
     phi = membership.confidences(model, p.log(), torch.tensor([0, 2]))
     assert phi.tolist() == pytest.approx([math.log(4), math.log(3 / 7)], abs=1e-6)
+
+
+# ---- membership ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("S", [6, 70])
@@ -184,12 +149,6 @@ def test_scores_match_a_naive_loop(S: int) -> None:
             assert float(found[s, i]) == pytest.approx(terms[0] - terms[1], rel=1e-5, abs=1e-6)
 
 
-def test_every_example_is_in_half_of_the_models() -> None:
-    inside = membership.halves(8, 30, generator(0))
-    assert inside.sum(dim=0).tolist() == [4] * 30
-    assert len({tuple(row.tolist()) for row in inside}) == 8
-
-
 def test_auc_is_sklearns_and_the_rates_are_by_hand() -> None:
     score = torch.randn(200, generator=generator(0)).round(decimals=1)
     inside = torch.rand(200, generator=generator(1)) < 0.4
@@ -202,6 +161,7 @@ def test_auc_is_sklearns_and_the_rates_are_by_hand() -> None:
         membership.told(score, torch.ones(13, dtype=torch.bool))
 
 
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Path) -> None:
     s = site(made(tmp_path))
     hard = replace(s, y=torch.randint(0, 3, (48,), generator=generator(0)))  # nothing to learn
@@ -211,7 +171,7 @@ def test_what_was_learnt_by_heart_is_found_and_labels_alone_are_not(tmp_path: Pa
     assert 0.3 < membership.told(membership.scores(phi, inside), inside)["auc"] < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_noise_hides_members(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     s = site(made(tmp_path), privacy=PrivacyConfig(noise=4.0))
@@ -228,14 +188,6 @@ def test_atoms_at_training_features_give_them_away() -> None:
     assert both["auc"] == pytest.approx(roc_auc_score(np.arange(50) < 20, distance))
 
 
-# ---- class shares --------------------------------------------------------------------------------
-
-
-def test_the_error_of_shares_by_hand() -> None:
-    a, b = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.0, 1.0], [0.5, 0.5]])
-    assert shares.error(a, b).tolist() == [1, 0]
-
-
 def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
     """The change of the head's bias is the rate times (share - mean prediction)."""
     s = site(made(tmp_path))
@@ -247,11 +199,7 @@ def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
     torch.testing.assert_close(u[:3], s.train.lr * (true - p).detach(), atol=1e-6, rtol=1e-4)
 
 
-def test_shares_that_follow_a_line_are_found() -> None:
-    s = torch.from_numpy(np.random.default_rng(0).dirichlet([1, 1, 1], 80)).float()
-    u = s @ torch.randn(3, 7, generator=generator(0)) + 1
-    predict = shares.fit(u[:60], s[:60])
-    assert float(shares.error(predict(u[60:]), s[60:]).max()) < 0.02
+# ---- class shares --------------------------------------------------------------------------------
 
 
 def test_one_step_leaks_and_the_mean_over_sites_does_less(tmp_path: Path) -> None:
@@ -277,14 +225,6 @@ def errors(found: Audit) -> dict[str, float]:
 # ---- moments, numbers and coordinates ------------------------------------------------------------
 
 
-def test_moments_by_hand(tmp_path: Path) -> None:
-    """Mean and mean square of what enters the only BatchNorm layer, channel by channel."""
-    s = site(made(tmp_path))
-    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
-    s = replace(s, model=model, x=torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]))
-    assert properties.moments(s, torch.tensor([0, 1])).tolist() == [2, 1, 5, 2]
-
-
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6), focus="marginal")
@@ -295,49 +235,11 @@ def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     assert u.shape == (4,) and float(u[3]) == pytest.approx(float(sure.any(dim=1).float().mean()))
 
 
-def test_coordinates_go_to_the_atom_that_is_like_the_site() -> None:
-    x = torch.randn(40, 2, generator=generator(0))
-    z = torch.stack([x[:20], x[:20] + 10])
-    y = torch.full((2, 20, 2), 0.5)
-    options = feddadil.Config(samples=20)
-    alpha = feddadil.reached_coordinates(x, z, y, options, generator(1))
-    assert float(alpha.sum()) == pytest.approx(1) and alpha[0] > 0.9
-    assert feddadil.reached_coordinates(x, z[:1], y[:1], options, generator(1)).tolist() == [1]
-
-
-def test_moments_tell_the_shares_and_their_mean_over_sites_less(tmp_path: Path) -> None:
-    s = site(made(tmp_path, 360))
-    model: Any = torch.nn.Sequential(torch.nn.BatchNorm1d(12))  # the classes' means lie 1 apart
-    found = errors(properties.leaked(replace(s, model=model), sites=9))
-    assert set(found) == {"moments", "moments_mean", "guess"}
-    assert 2 * found["moments"] < found["guess"]
-    assert found["moments"] < found["moments_mean"]
-    with pytest.raises(DataError, match="needs two classes and 36 examples"):
-        properties.leaked(replace(s, x=s.x[:20], y=s.y[:20]))
-    with pytest.raises(DataError, match="nothing for this attack"):
-        properties.leaked(replace(s, model=torch.nn.Sequential(torch.nn.Linear(12, 3))))  # type: ignore[arg-type]
-
-
 def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Path) -> None:
     s = site(made(tmp_path, 360))
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.4, high=0.5))
     found = errors(properties.leaked(s, method=kd3a.METHOD, options=options, epochs=3, sites=30))
     assert found["vote"] < found["guess"]
-
-
-def test_only_a_method_with_atoms_is_attacked_by_coordinates(tmp_path: Path) -> None:
-    s = site(made(tmp_path, 360))
-    z = subject_features(s)[:40].reshape(2, 20, -1)
-    atoms = z, torch.full((2, 20, 3), 1 / 3)
-    about = {"options": feddadil.Config(samples=20), "atoms": atoms, "sites": 9}
-    found = errors(properties.leaked(s, method=feddadil.METHOD, **about))
-    others = errors(properties.leaked(s, method=fedavg.METHOD, **about))
-    assert set(found) - set(others) == {"coordinates"} and 0 <= found["coordinates"] <= 1
-
-
-def subject_features(s: Subject) -> Tensor:
-    with models.evaluating(s.model), torch.no_grad():
-        return s.model.features(s.x).flatten(1)
 
 
 # ---- the command and the page --------------------------------------------------------------------
@@ -347,7 +249,7 @@ def run_audit(*words: object) -> Any:
     return CliRunner().invoke(app, ["audit", *map(str, words)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     run = made(tmp_path, 80, side=8, name="digit-cnn")  # 10 updates, 2 + 4 + 2 rows of the others
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
@@ -444,13 +346,6 @@ def test_no_text_of_a_file_reaches_the_page_but_names(tmp_path: Path) -> None:
     assert evil not in html and "more images in a block" in html
 
 
-def test_what_is_written_is_read_again() -> None:
-    row = Finding("shares", "last", 30, {"error": 0.2, "named": 0.5}, {"error": 0.4, "named": 0.3})
-    audit = Audit("shares", {"data": "clinic", "seed": 1, "sites": 9}, (row,))
-    assert parse(json.loads(json.dumps({"shares": audit.to_json()}))) == (audit,)
-    assert row.cells()[1] == "error 0.20; largest class named for 50.0 %"
-
-
 EVIL, ROW = "<evil>", FOUND["membership"]["findings"][0]
 
 
@@ -484,20 +379,3 @@ def test_a_file_of_an_earlier_version_is_named(tmp_path: Path, name: str) -> Non
     (tmp_path / name).write_text("{}")
     words = Read(page(results(), Noted(), collect(tmp_path))).words
     assert f"{name} is of an earlier version; run `fedda audit` again" in words
-
-
-def test_a_run_without_an_audit_has_no_section(tmp_path: Path) -> None:
-    assert collect(tmp_path) == Audits()
-    read = Read(page(results(), Noted()))
-    assert ("a", {"href": "#audit"}) not in read.elements
-    assert "section" in {tag for tag, _ in read.elements}
-    assert not [a for tag, a in read.elements if tag == "section" and a["id"] == "audit"]
-
-
-def test_a_picture_has_the_original_above_what_was_made(tmp_path: Path) -> None:
-    black, white = torch.zeros(3, 4, 4), torch.ones(1, 4, 4)
-    drawings.pairs([(black, white)], tmp_path / "made.png")
-    with Image.open(tmp_path / "made.png") as picture:
-        middle = drawings.GAP + drawings.SIDE // 2
-        assert picture.getpixel((middle, middle)) == (0, 0, 0)
-        assert picture.getpixel((middle, middle + drawings.SIDE + drawings.GAP)) == (255,) * 3

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 from clients.site.memory import Site
-from fedda import data, models
+from fedda import data
 from fedda.config import Inputs
 from fedda.data import cache, pixels, stored
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError
 
 
 @pytest.fixture
@@ -67,26 +67,6 @@ def test_images_are_the_same_and_decoded_once(
         assert found.shape == plain.shape and found.kind == "image" and len(found) == 24
         assert found.digests() == plain.digests()
     assert oct(entries(tmp_path / "c")[0].stat().st_mode)[-3:] == "600"
-
-
-def test_a_stored_tensor_is_an_ordinary_one(tmp_path: Path) -> None:
-    array = np.random.default_rng(1).integers(0, 256, (30, 3, 5, 4), dtype=np.uint8)
-    (tmp_path / "rows").write_bytes(array.tobytes() + b"trailer")
-    x, y = Stored.whole(tmp_path / "rows", array.shape), torch.from_numpy(array)
-    chosen = torch.tensor([7, 0, 7, 29])
-    assert type(x[chosen]) is torch.Tensor and torch.equal(x[chosen], y[chosen])
-    assert torch.equal(x[y[:, 0, 0, 0] > 99], y[y[:, 0, 0, 0] > 99])
-    assert torch.equal(x[-1], y[-1]) and torch.equal(x[2:9:3], y[2:9:3])
-    assert torch.equal(x[:, 1], y[:, 1]) and torch.equal(x.flip(0), y.flip(0))
-    parts = x.split(8)
-    assert [len(p) for p in parts] == [8, 8, 8, 6] and all(isinstance(p, Stored) for p in parts)
-    cpu = torch.device("cpu")
-    for part, same in zip(parts, y.split(8), strict=True):
-        assert torch.equal(models.as_inputs(part, cpu), models.as_inputs(same, cpu))
-    lazy = stored.take_rows(x, chosen)
-    assert isinstance(lazy, Stored) and torch.equal(lazy[torch.tensor([3, 1])], y[[29, 0]])
-    assert torch.equal(torch.cat([x, lazy]), torch.cat([y, y[chosen]]))
-    assert repr(x) == "Stored((30, 3, 5, 4))" and (x.numpy() == array).all()
 
 
 def test_rows_give_their_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,19 +164,6 @@ def test_the_entries_used_last_are_kept(site: Path, tmp_path: Path) -> None:
     left = set(entries(folder))
     assert len(left) == cache.KEPT + 1 and folder / "mine.txt" in left
     assert paths[5] not in left and paths[4] in left
-
-
-def test_a_disk_without_room_is_named(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = type("Usage", (), {"free": 100})()
-    with monkeypatch.context() as patched:
-        patched.setattr(cache.shutil, "disk_usage", lambda path: usage)
-        with pytest.raises(DataError, match=r"GB left: make room.*--cache memory"):
-            load(site, tmp_path / "c")
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cannot be written.*--cache memory"):
-        load(site, tmp_path / "file" / "c")
 
 
 def test_auto_keeps_only_large_sets_on_disk(

@@ -54,16 +54,6 @@ def test_a_run_has_a_card_with_its_accuracy_data_and_settings(folder: Path) -> N
     assert "train.momentum" not in text  # a default
 
 
-def test_it_counts_what_left_the_sites(folder: Path) -> None:
-    results = read.load(folder)
-    text = (folder / CARD).read_text().partition("## What left")[2]
-    every = [t["bytes"] for of in results["trainings"].values() for t in of]
-    sent = read.human(sum(each["from source model"] for each in every))
-    (line,) = (line for line in text.splitlines() if line.startswith("| model "))
-    assert f" {sent} |" in line
-    assert "| gradient" not in text
-
-
 NOTHING_HIDDEN = "Nothing hid single models or gradients from the server"
 PROTECTED: list[tuple[dict[str, Any], str, str]] = [
     ({"hidden": "sum"}, "", "KD3A: Secure sums"),
@@ -101,39 +91,3 @@ def test_it_names_no_site_and_no_path(folder: Path, nodes: list[Node]) -> None:
     for node in nodes:
         assert str(node["name"]) not in text and str(node["data"]) not in text
     assert str(folder.parent) not in text
-
-
-def test_it_is_the_same_after_a_resume(folder: Path, nodes: list[Node]) -> None:
-    before = (folder / CARD).read_text()
-    (folder / CARD).unlink()
-    flat = SETTINGS | {"run.dir": str(folder.parent), "run.resume": True}
-    simulate(RunConfig.parse(flat), nodes, Journal(), "process")
-    assert (folder / CARD).read_text() == before
-
-
-def test_without_tests_and_baseline_it_says_so(folder: Path) -> None:
-    results = read.load(folder)
-    results["trainings"] = {"kd3a": results["trainings"]["kd3a"][:1]}
-    results["seeds"] = [0]
-    for site in results["sites"]:
-        site["tested"] = 0
-    (training,) = results["trainings"]["kd3a"]
-    training["final_accuracy"] = None
-    training["doubts"] = [{"what": "loss", "round": 1, "text": "anna diverges"}]
-    text = card(results, defaults())
-    assert "nobody has measured its accuracy" in text and "No baseline was trained" in text
-    assert "not tested" in text
-    assert "gone wrong: 1 x loss" in text and "anna" not in text
-
-
-@pytest.mark.parametrize(
-    ("method", "others", "alone"),
-    [("adabn", (), True), ("fedavg", (), False), ("fdann", ("kd3a",), False)],
-)
-def test_a_gain_is_known_beside_another_method_alone(
-    folder: Path, method: str, others: tuple[str, ...], alone: bool
-) -> None:
-    results = read.load(folder)
-    trainings = results["trainings"]["kd3a"]
-    results |= {"method": method, "trainings": dict.fromkeys((method, *others), trainings)}
-    assert ("No baseline was trained" in card(results, defaults())) == alone

@@ -22,8 +22,10 @@ from tests.reference import centring as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
-AT_ONCE: dict[str, Any] = {"centring__plain_share": 0.0}
 LATER: dict[str, Any] = {"centring__plain_share": 0.5}
+
+
+AT_ONCE: dict[str, Any] = {"centring__plain_share": 0.0}
 
 
 def rewritten(

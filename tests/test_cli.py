@@ -1,6 +1,5 @@
 """What the commands refuse, how they end, and which files they leave unchanged."""
 
-import errno
 import json
 import os
 import signal
@@ -16,17 +15,15 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from clients.node import resident
 from fedda import __version__
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
-from fedda.cli.exits import as_a_program, clear_exit
 from fedda.contrib.lab.comparison import options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.flower.supported import installed
 from fedda.library import beginning, simulated
-from fedda.ops import bundle, engines, flwr_home, lock
+from fedda.ops import bundle, engines, lock
 from fedda.results import progress
 from fedda.settings import RunConfig
 from server.superlink import control, gateway
@@ -79,14 +76,6 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and "nowhere" in line
-
-
-def test_a_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.touch()
-    for words in (("data", "digits", file / "in"), ("keys", "init", "--dir", file / "in")):
-        refused(fedda(*words), 1, str(file / "in"), "Not a directory")
-    refused(fedda("data", "show", tmp_path / "nowhere"), 1, "nowhere")
 
 
 def test_the_authority_of_a_server_is_checked(tmp_path: Path) -> None:
@@ -200,12 +189,6 @@ def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
     assert (done.exit_code, fake.stopped) == (launch.INTERRUPTED, [7])
 
 
-def test_a_command_under_nohup_ignores_hangup() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    launch.on_terminate()
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
 @pytest.mark.parametrize("failures", [watching.TRIES - 1, watching.TRIES])
 def test_watching_survives_a_server_that_is_silent_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
@@ -231,18 +214,6 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
 
 
 # ---- runs --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ["process", "ray"])
-def test_both_engines_use_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    begun: list[beginning.Launch] = []
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(run_command, "perform", lambda config, how: begun.append(how))
-    words = ("--simulate", tmp_path, "--target", "a", "--engine", engine)
-    assert fedda("run", "kd3a", "--dir", tmp_path.parent / "runs", *words).exit_code == 0
-    assert (begun[0].engine, begun[0].threads) == (engine, 1)
 
 
 def test_an_engine_that_is_not_installed_is_refused(
@@ -300,12 +271,6 @@ def test_seeds_mean_the_same_in_every_command(
     refused(fedda("run", "kd3a", "--dir", tmp_path, "--seeds", "0"), 1, "--seeds '0' is not valid")
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "choose"])
-def test_folders_have_the_same_options_in_every_command(command: str) -> None:
-    words = {word for each in below(get_command(app))[command].params for word in each.opts}
-    assert {"--data", "--simulate", "--dir", "--out", "--seeds", "--target"} <= words
-
-
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -361,25 +326,6 @@ def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
 # ---- sites -------------------------------------------------------------------------------------
 
 
-def test_a_client_says_where_it_connects_before_it_does(
-    domains: list[Node],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level("INFO")
-    said: list[str] = []
-    monkeypatch.setattr(resident, "serve", lambda *_, **__: said.extend(caplog.messages))
-    for name in flwr_home.OFFLINE:  # the command sets these; monkeypatch restores them
-        monkeypatch.setenv(name, flwr_home.OFFLINE[name])
-    words = ["--role", "source", "--data", str(domains[0]["data"]), "--superlink", "hub:1"]
-    words += ["--insecure", "--state-dir", str(tmp_path), "--min-images", "16"]
-    done = CliRunner().invoke(client_command, words)
-    assert (done.exit_code, said) == (0, ["connecting to hub:1, directly, through no proxy"]), (
-        done.output
-    )
-
-
 def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     """In a process of its own, as the last flush comes at its end."""
     code = "import sys; sys.argv = ['fedda', 'methods']; from fedda.cli import main; main()"
@@ -388,22 +334,3 @@ def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixtu
     assert done.returncode == 1
     said = capfd.readouterr().err
     assert said == "error: the output cannot be written (No space left on device); make room\n"
-
-
-def test_a_full_disk_without_a_files_name_is_one_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(typer.Exit), clear_exit():
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert capsys.readouterr().err.endswith("(No space left on device); make room there\n")
-
-
-def test_an_account_without_a_home_can_import_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("FLWR_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", unknown)
-    with as_a_program():
-        assert os.environ["FLWR_HOME"]
-    monkeypatch.delenv("FLWR_HOME")

@@ -256,7 +256,7 @@ def test_a_site_refuses_a_change_of_nothing_that_it_has(
 # ---- whole trainings -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/wire.py", "fedda/maths/coarse.py")
 @pytest.mark.parametrize("method", sorted(plugins.own_methods()))
 def test_every_method_trains_alike(domains: list[Node], tmp_path: Path, method: str) -> None:
     """In the first phase and the next one: the losses differ little, and no reply is refused."""

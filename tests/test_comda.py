@@ -33,9 +33,6 @@ def close(found: Tensor | float, wanted: Any) -> None:
     torch.testing.assert_close(found, torch.as_tensor(wanted, dtype=found.dtype))
 
 
-# ---- the formulas ------------------------------------------------------------------------------
-
-
 def test_otsus_variance_by_hand() -> None:
     """Two pairs, .7 apart in their means: 1/2 1/2 .7^2; any other threshold has less."""
     c = torch.tensor([[0.8, 0.1, 0.9, 0.2], [0.5, 0.5, 0.5, 0.5]])
@@ -60,6 +57,9 @@ def test_the_share_that_is_kept_by_hand() -> None:
     assert [comda.kept(10, share, 2) for share in shares] == [8, 8, 8, 9, 10]
     # A site's smallest step is a bound, and no more images than there are can be kept.
     assert [comda.kept(10, 0.2, 5), comda.kept(3, 0.2, 5), comda.kept(10, 0.7, 2)] == [5, 3, 7]
+
+
+# ---- the formulas ------------------------------------------------------------------------------
 
 
 def test_each_network_learns_what_the_other_finds_easy_by_hand() -> None:

@@ -6,12 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,29 +15,22 @@ import pytest
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
-from fedda import plugins
 from fedda.cli import app
 from fedda.config import Flat
-from fedda.contrib.lab import compare as command
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
-from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.figure import draw
-from fedda.contrib.lab.comparison.headway import CellsDisplay
 from fedda.contrib.lab.comparison.plan import WITHOUT
-from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference, spread
+from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
 from fedda.contrib.lab.comparison.variants import oracle
-from fedda.data import domains
-from fedda.errors import ConfigError, DataError, FeddaError, RunError
+from fedda.errors import ConfigError, FeddaError, RunError
 from fedda.ops import lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
 from fedda.results.card import CARD
-from fedda.results.plainly import markdown
 from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
@@ -140,18 +129,6 @@ def test_domains_that_do_not_fit_together_are_refused_before_training(
     assert right.run(1, ignore) == {}
 
 
-def test_the_folder_of_a_training_that_never_began_is_reused(mixed: Path, tmp_path: Path) -> None:
-    """A run that waited for its sites in vain leaves its folder like this."""
-    made = plan(mixed, tmp_path / "out", targets=["a"], seeds=[0])
-    cell = made.cells()[0]
-    made.folder(cell).mkdir(parents=True)
-    (made.folder(cell) / "config.json").write_text(json.dumps(made.config(cell).flat()))
-    right = replace(made, settings=TINY | {"input.channels": 1})
-    assert right.run(1, ignore) == {}
-    found = right.results(cell)
-    assert found is not None and found["config"]["input.channels"] == 1
-
-
 # ---- statistics --------------------------------------------------------------------------------
 
 
@@ -185,16 +162,6 @@ def test_the_interval_matches_the_paired_t_test(
         tested = ttest_rel([mine[s] for s in shared], [base[s] for s in shared])
         low, high = tested.confidence_interval(level)
         assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
-
-
-@given(accuracies)
-def test_spread_matches_numpy(values: dict[int, float]) -> None:
-    found, numbers = spread(values), list(values.values())
-    assert found.mean == pytest.approx(np.mean(numbers))
-    assert found.n == len(numbers)
-    assert (found.std is None) == (len(numbers) == 1)
-    if found.std is not None:
-        assert found.std == pytest.approx(np.std(numbers, ddof=1))
 
 
 def test_a_mean_needs_all_targets() -> None:
@@ -351,66 +318,6 @@ def test_rows_that_train_on_the_tested_images_are_marked(
     assert [row["transductive"] for row in rows] == ["no", "yes"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('{"options": {"transductive": true}}', True),
-        ('{"options": {"transductive": false}}', False),
-        ('{"options": {"test_share": 0.2}}', False),
-        ("[1]", False),
-        ("{", False),
-        ("", False),
-    ],
-)
-def test_the_datas_record_says_whether_tests_are_training_images(
-    tmp_path: Path, text: str, expected: bool
-) -> None:
-    made = plan(tmp_path, tmp_path / "out")
-    assert not made.tests_on_training
-    (tmp_path / "benchmark.json").write_text(text)
-    assert made.tests_on_training is expected
-    adapting = {m for m in plugins.methods() if plugins.method(m).adapts}
-    assert {"kd3a", "adabn", "feddadil", "dils", "mdan"} <= adapting
-    assert not {"fedavg", "fedprox"} & adapting
-
-
-def test_tables_say_which_results_are_missing() -> None:
-    scores = [score("A", "x", 0, 0.5), score("A", "x", 1, 0.7), score("B", "x", 0, 0.6)]
-    text = as_markdown([*scores, score("B", "y", 0, None)], "A")
-    shown = cells_of(text, "Last round")
-    assert shown["B"] == {"x": "60.0 (1 of 2 seeds)", "y": "–"}
-    assert "y: no labelled tests there" in text
-    assert cells_of(text, "Minus A") == {"B": {"x": "+10.0 (n = 1)", "y": "–"}}
-    nowhere = as_markdown([score("A", "x", 0, None), score("B", "x", 0, None)], "A")
-    assert "x: no labelled tests there" in nowhere and "Minus" not in nowhere
-    assert "nothing to show" in as_markdown([], "A")
-    assert markdown(["", "a|b"], [["c", "1"]])[0] == r"|     | a\|b |"
-
-
-def test_the_header_describes_the_finished_runs(
-    done: tuple[Plan, Notices], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, _ = done
-    text = header(made, "Heading", "fedda compare x")
-    monkeypatch.setattr("fedda.__version__", "9.9.9")
-    monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert header(made, "Heading", "fedda compare x") == text
-    found = made.results(made.cells()[0])
-    assert found is not None
-    for version in ("fedda", "flwr", "torch"):
-        assert f"{version} {found['versions'][version]}" in text
-    assert text.startswith("## Heading\n\n    fedda compare x\n")
-    assert "seeds: 0, 1\n" in text and "rounds: 2\n" in text and "1 thread each" in text
-    assert "`model.name=mlp`" in text and "train.lr" not in text
-    assert f"`{made.data.name}`" in text and str(made.data.parent) not in text
-    assert "| town   |              48 |             24 |" in text
-    assert "| anna   |              40 |              0 |" in text
-    assert "not finished" not in text
-    assert "not finished: 4 of 12" in header(
-        plan(made.data, made.out, seeds=[0, 1, 2]), "Heading", ""
-    )
-
-
 def test_an_interrupted_training_resumes_with_the_same_result(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -462,27 +369,6 @@ def test_changed_settings_or_data_are_refused(done: tuple[Plan, Notices], tmp_pa
         replace(made, variants=twins).run(1, ignore)
 
 
-def test_an_unfinished_training_with_other_settings_is_refused(root: Path, tmp_path: Path) -> None:
-    def stop(what: str, cell: Cell, value: Any) -> None:
-        if what == "round":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        plan(root, tmp_path).run(1, stop)
-    with pytest.raises(RunError, match=r"train\.lr"):
-        plan(root, tmp_path, settings=TINY | {"train.lr": 0.5}).run(1, ignore)
-
-
-def test_unusable_data_is_found_before_the_first_training(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    """Town has no labels, so it cannot be a source."""
-    notices: Notices = []
-    with pytest.raises(DataError, match="town"):
-        plan(Path(domains[0]["data"]).parent, tmp_path).run(1, note(notices))
-    assert notices == []
-
-
 def test_a_failed_training_does_not_end_the_others(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,60 +396,7 @@ def test_a_failed_training_does_not_end_the_others(
     assert not (made.folder(bad) / workers.ERROR).exists()
 
 
-def test_domains_are_those_of_a_simulation(root: Path, tmp_path: Path) -> None:
-    assert list(domains(root)) == [s["name"] for s in simulation.folders(root, "town", {})]
-    (tmp_path / ".hidden").mkdir()
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "a.npz").touch()
-    (tmp_path / ".a.npz").touch()  # as some systems make beside every file
-    assert list(domains(tmp_path)) == ["a", "b"]
-    assert [s["name"] for s in simulation.folders(tmp_path, "b", {})] == ["a", "b"]
-
-
 # ---- what is shown -----------------------------------------------------------------------------
-
-
-def test_progress_estimates_the_time_left(tmp_path: Path) -> None:
-    """A's two rounds took 10 s each, B has none yet: each of the four rounds left counts 10 s."""
-    now = [0.0]
-    cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox", "kd3a"])]
-    text = io.StringIO()
-    show = CellsDisplay(
-        dict.fromkeys(cells, 2), cells[2:], 1, lambda cell: 0.5, Console(file=text), lambda: now[0]
-    )
-    with show:
-        show("begin", cells[0], 0)
-        for number in (1, 2):
-            now[0] += 10
-            show("round", cells[0], number)
-        show("done", cells[0], None)
-        show("begin", cells[1], 0)
-        now[0] += 70
-        show("round", cells[1], 1)
-        show("done", cells[1], "it broke")
-    assert text.getvalue().splitlines() == [
-        "3 trainings, 1 of them done before",
-        "2/3 FedAvg → town, seed 0: accuracy 50.0 %, 0:20, about 0:20 left",
-        "  FedProx → town, seed 0: round 1/2, about 0:10 left".replace(
-            "FedProx", cells[1].variant.name
-        ),
-        f"3/3 {cells[1].variant.name} → town, seed 0: failed: it broke",
-    ]
-
-
-def test_progress_on_a_terminal() -> None:
-    cells = [Cell(v, "town", 0) for v in parse(["fedavg", "fedprox"])]
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=100)
-    with CellsDisplay(dict.fromkeys(cells, 4), [], 2, lambda cell: None, console) as show:
-        show("begin", cells[0], 2)
-        show("round", cells[0], 3)
-        assert show._live is not None
-        show._live.refresh()
-        show("done", cells[0], None)
-    assert "0/2 trainings" in text.getvalue() and "round 3/4" in text.getvalue()
-    assert "no tests" in text.getvalue()
 
 
 @pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])
@@ -650,39 +483,6 @@ def test_an_oracle_needs_labels_and_images_that_it_has_not_learnt(
         found.run(1, ignore)
 
 
-def test_no_federation_can_be_asked_for_an_oracle(tmp_path: Path) -> None:
-    """It is a row of a comparison over folders of one machine, and no method that a site knows."""
-    assert "oracle" not in plugins.methods()
-    for place in (["--server", "hub"], ["--simulate", str(tmp_path), "--target", "town"]):
-        ended = CliRunner().invoke(app, ["run", "oracle", *place])
-        assert ended.exit_code != 0 and "oracle" in ended.output
-    assert "--oracle" not in CliRunner().invoke(app, ["run", "--help"]).output
-
-
-def test_other_variants_keep_their_folders() -> None:
-    assert oracle().slug.startswith("oracle-") and oracle() != Variant("fedavg")
-    assert [v.slug for v in parse(["fedavg"])] == ["fedavg-94633fd2"]
-
-
-def test_the_command_names_targets_without_labelled_tests(root: Path, tmp_path: Path) -> None:
-    words = ("fedavg", "--data", root, "--target", "anna", "--seeds", "7,", "--jobs", "1")
-    ended = fedda(*words, "--out", tmp_path, *OPTIONS, "-c", "rounds=1")
-    assert ended.exit_code == 0, ended.output
-    assert "note: anna brings no labelled tests" in ended.output
-    assert "anna: no labelled tests there" in ended.output
-    assert not (tmp_path / "comparison.png").exists()
-    assert "seeds: 7\n" in (tmp_path / "comparison.md").read_text()
-
-
-def test_nothing_is_written_among_the_domains(root: Path) -> None:
-    before = sorted(root.iterdir())
-    for place in (root, root / "comparison"):
-        ended = fedda("fedavg", "--data", root, "--out", place, *OPTIONS)
-        assert ended.exit_code == 1
-        assert "taken for a domain; give --out a folder elsewhere" in " ".join(ended.output.split())
-    assert sorted(root.iterdir()) == before
-
-
 REFUSED = [
     ("kd4a --data R", "no method 'kd4a'"),
     ("fedavg --data nowhere", "nowhere is not a folder"),
@@ -723,33 +523,6 @@ def test_what_the_command_refuses(
     assert not (tmp_path / "comparison").exists()
 
 
-def test_options_of_the_command_become_a_plan(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[Plan, int, str]] = []
-    monkeypatch.setattr(
-        command, "_perform", lambda p, jobs, base, line: made.append((p, jobs, base))
-    )
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    words = "kd3a fedprox --preset digit5 --rounds 3 --seeds 5,6 --threads 2 --poison bert=30"
-    ended = fedda(*words.split(), "--data", root, "--target", "town,carl", "--out", tmp_path)
-    assert ended.exit_code == 0, ended.output
-    ((found, jobs, base),) = made
-    assert [v.method for v in found.variants] == ["fedavg", "kd3a", "fedprox"]
-    assert (jobs, base) == (4, "FedAvg")
-    assert (found.targets, found.seeds, found.poison) == (["town", "carl"], [5, 6], {"bert": 30.0})
-    config = found.config(found.cells()[0])
-    # The rounds are from the command, the batch size is from the preset.
-    assert (config.rounds, config.train.batch_size) == (3, 100)
-    fedda("kd3a:official", "--data", root, "--baseline", "kd3a:official", "--engine", "ray")
-    fedda("kd3a", "--data", root, "--baseline", "none")
-    assert [(len(p.variants), jobs, base) for p, jobs, base in made[1:]] == [
-        (1, 1, "KD3A official"), (1, 8, "")
-    ]  # fmt: skip
-    assert made[1][0].seeds == [0, 1, 2] and made[1][0].targets == ["anna", "bert", "carl", "town"]
-
-
 @pytest.mark.parametrize(
     ("trouble", "code", "part"),
     [
@@ -779,7 +552,7 @@ def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:
     return [(s.variant, s.target, s.seed, s.last) for s in made.scores()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 def test_two_jobs_give_the_same_results(
     root: Path, done: tuple[Plan, Notices], tmp_path: Path
 ) -> None:
@@ -796,19 +569,7 @@ def test_two_jobs_give_the_same_results(
     assert {*multiprocessing.active_children()} <= others
 
 
-@pytest.mark.nightly("fedda/contrib/lab/comparison", "fedda/ops/engines.py", "server/simulation.py")
-def test_flowers_simulation_gives_the_same_results(
-    root: Path, done: tuple[Plan, Notices], tmp_path: Path
-) -> None:
-    made = plan(root, tmp_path, seeds=[0], targets=["town"], engine="ray")
-    assert made.run(1, ignore) == {}
-    theirs = {entry[:3]: entry for entry in accuracies_of(done[0])}
-    assert accuracies_of(made) == [theirs[entry[:3]] for entry in accuracies_of(made)]
-    assert len(accuracies_of(made)) == 2
-    assert "engine ray" in header(made, "", "")
-
-
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) -> None:
     """The first of two trainings would take minutes, so its process is killed within it."""
     variants = parse(["fedavg,rounds=20000", "fedavg"])
@@ -845,7 +606,7 @@ def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) ->
     assert begun >= 1 and following == begun + 1  # it goes on where it was
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/lab")
 @pytest.mark.parametrize(
     "number",
     [
@@ -876,41 +637,3 @@ def test_whatever_ends_the_command_leaves_no_process(
         kill(members | below(started.popen.pid))
     if number != signal.SIGKILL:
         assert "the same command goes on" in started.text() and "Traceback" not in started.text()
-
-
-def test_a_process_that_ends_before_its_first_training_gets_a_clear_error(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As that of a script without a main guard does."""
-    dead: Any = SimpleNamespace(
-        join=lambda seconds: None, is_alive=lambda: False, terminate=lambda: None, exitcode=1
-    )
-
-    def start(_: Plan) -> workers._Worker:
-        ours, theirs = multiprocessing.Pipe()
-        theirs.close()
-        return workers._Worker(dead, ours)
-
-    monkeypatch.setattr(workers, "_start", start)
-    with pytest.raises(RunError, match="A training's process could not start"):
-        plan(root, tmp_path).run(2, ignore)
-
-
-SCRIPT = """
-from pathlib import Path
-from fedda.contrib.lab.comparison import Plan, parse
-
-plan = Plan(Path({root!r}), Path({out!r}), parse(["fedavg"]), ["town"], [0, 1], {settings!r})
-plan.run(2, lambda *event: None)
-"""
-
-
-@pytest.mark.nightly("fedda/contrib/lab/comparison/workers.py")
-def test_a_script_without_a_main_guard_gets_a_clear_error(root: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    out, settings = str(tmp_path / "out"), dict(TINY)
-    script.write_text(SCRIPT.format(root=str(root), out=out, settings=settings))
-    command = [sys.executable, str(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert ended.returncode == 1
-    assert "RunError: A training's process could not start" in ended.stderr

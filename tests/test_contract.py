@@ -24,79 +24,17 @@ from clients.site.request import Request
 from fedda import packing, plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.packing import Arrays, Kind, Packed
-from fedda.wire import ANSWERS, MODEL, REFINED, Role
+from fedda.packing import Kind, Packed
+from fedda.wire import MODEL, Role
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed
-from tests.crossed import EXCHANGE
 from tests.local_grid import Bench, Node, ScriptedGrid, changed, raw, reshaped, run
 
 SECRET = "secret-sample-42"
 SOURCES = ("anna", "bert", "carl")
 
 TRAINED = {"loss", "steps", "seconds"}
-AVERAGED = {
-    ("to", "source", "train"): ({"model": "model"}, {"round"}),
-    ("from", "source", "train"): ({"model": "model"}, TRAINED),
-}
-TESTED = {
-    ("to", "target", "evaluate"): ({"model": "model"}, {"round"}),
-    ("from", "target", "evaluate"): (
-        {},
-        {"accuracy", "loss", "tested", "infomax", "predicted", "seconds"},
-    ),
-}
-SUMMED = {"discriminator-loss", "discriminator-accuracy", "clipped"}
-HEADS = {f"accuracy-{head}" for head in ("reconstruction", "ensemble", "encoder")}
-CROSSES: dict[str, dict[tuple[str, str, str], tuple[dict[str, str], set[str]]]] = {
-    "fdann": {
-        ("to", "source", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
-        ("to", "target", "train"): ({"model": "model"}, {"round", "steps"} | EXCHANGE),
-        ("from", "source", "train"): ({"model": "model"}, TRAINED | SUMMED),
-        ("from", "target", "train"): (
-            {"model": "model", "discriminator": "model"},
-            {"steps", "seconds"} | SUMMED,
-        ),
-    },
-    "feddadil": {
-        (way, role, "train"): (
-            {"atoms": "atoms"} if way == "from" else {"atoms": "atoms", "model": "model"},
-            {"round"} if way == "to" else {*TRAINED, "reconstruction"},
-        )
-        for way in ("to", "from")
-        for role in ("source", "target")
-    }
-    | {  # the encoder arrived in the round's training already
-        ("to", "target", "evaluate"): ({"atoms": "atoms"}, {"round"}),
-        ("from", "target", "evaluate"): (
-            {},
-            {"accuracy", "loss", "tested", "infomax", "predicted", "seconds", *HEADS},
-        ),
-    },
-    "kd3a": AVERAGED
-    | {
-        ("to", "target", "train"): (
-            {"model": "model", **{f"teacher/{s}": "model" for s in SOURCES}},
-            {"round"},
-        ),
-        ("from", "target", "train"): (
-            {"model": "model"},
-            {*TRAINED, "kept", *(f"focus/{s}" for s in SOURCES)},
-        ),
-    },
-}
-
-
-@pytest.mark.parametrize("method", CROSSES)
-def test_exactly_the_listed_content_crosses(
-    domains: list[Node], tmp_path: Path, method: str
-) -> None:
-    grid = crossed.whole(method, domains, tmp_path)
-    assert crossed.seen(grid) == last_test(TESTED | CROSSES[method])
-    assert_as_asked(grid, method)
-
-
 TITLES = [*crossed.titles(plugins.methods())]
 
 
@@ -113,16 +51,8 @@ def test_exactly_what_the_reviewed_list_has_crosses(
     assert_as_asked(grid, method)
 
 
-def test_every_method_is_in_one_of_the_two_lists() -> None:
-    assert set(CROSSES) == crossed.BY_HAND
+def test_every_method_is_in_the_list() -> None:
     assert [*crossed.reviewed()] == [title for title, *_ in TITLES]
-
-
-def test_feddadil_averages_encoders_first(domains: list[Node], tmp_path: Path) -> None:
-    grid = crossed.first_phase("feddadil", domains, tmp_path)
-    assert crossed.seen(grid) == TESTED | AVERAGED
-    asked = {heading(q, "phase") for q in grid.requests if "step" in q.content}
-    assert asked == {"encoder"}
 
 
 def assert_as_asked(grid: ScriptedGrid, method: str) -> None:
@@ -136,12 +66,6 @@ def assert_as_asked(grid: ScriptedGrid, method: str) -> None:
         part = phase.part(heading(request, "hop"), heading(request, "part"))
         assert part is not None
         assert ("exchange" in request.content) is bool(part.gradients)
-
-
-def last_test(crosses: Mapping[tuple[str, str, str], Any]) -> dict[Any, Any]:
-    """What crosses in the last round: its test also says what the last step has made."""
-    arrays, numbers = crosses["from", "target", "evaluate"]
-    return {**crosses, ("from", "target", "evaluate"): (arrays, numbers | REFINED | ANSWERS)}
 
 
 def test_only_the_target_gets_counts_and_weights_of_other_sites(
@@ -163,7 +87,7 @@ def test_only_the_target_gets_counts_and_weights_of_other_sites(
     ]
     to_sources = [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "source")]
     assert to_sources == [("train", {"round"})] * 2 * len(SOURCES)
-    back = CROSSES["kd3a"]["from", "target", "train"][1]
+    back = {*TRAINED, "kept", *(f"focus/{s}" for s in SOURCES)}
     from_target = [c.numbers for c in seen if (c.way, c.role) == ("from", "target")]
     assert from_target == [back, TRAINED] * 2
 
@@ -679,35 +603,6 @@ def test_a_site_refuses_an_invitation_in_a_hop_without_sums(
     assert begun == ["look", "test"]
 
 
-def test_gradients_are_counted_whenever_in_the_round_their_session_ends(
-    domains: list[Node], runs: dict[str, str], looking: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Early(plugins.strategy("fdann")):
-        def combine(self, replies: Iterable[Message]) -> tuple[Arrays, dict[str, Any]]:
-            model, numbers = super().combine(replies)
-            self.adjourn()
-            looked = self.ask_target("look", {"model": self.model}, needs={"steps"})
-            return model, numbers | {"looked": looked.numbers["steps"]}
-
-    def rounds(name: str) -> list[dict[str, Any]]:
-        results, _ = run(domains, runs | {"method": "fdann", "run.name": name})
-        assert results["events"] == []
-        return results["trainings"]["fdann"][0]["rounds"]
-
-    def gradients(entry: dict[str, Any]) -> dict[str, int]:
-        return {kind: n for kind, n in entry["bytes"].items() if kind.endswith("gradient")}
-
-    at_the_end = rounds("end")
-    monkeypatch.setattr("strategies.fdann.STRATEGY", Early)
-    early = rounds("early")
-    assert [entry["looked"] for entry in early] == [1, 1]
-    ways = {f"{way} {role} gradient" for way in ("to", "from") for role in ("source", "target")}
-    for found, wanted in zip(early, at_the_end, strict=True):
-        assert set(gradients(found)) == ways
-        assert gradients(found) == gradients(wanted)
-        assert found["gradient-examples"] == wanted["gradient-examples"] > 0
-
-
 # ---- the server refuses to accept --------------------------------------------------------------
 
 
@@ -807,6 +702,12 @@ def test_the_server_refuses_what_is_not_listed(
 # ---- every hop goes through both checks ----------------------------------------------------------
 
 
+IN_GATE = {method for method, _ in PARTS}
+CHECKS = pytest.mark.nightly(
+    "clients/site/doors.py", "clients/node/bridge.py", "strategies/sites/replies.py"
+)
+
+
 def hops() -> Iterator[Any]:
     """Yield each request that a method knows: its name, phase, hop and part."""
     for method in plugins.methods():
@@ -814,8 +715,8 @@ def hops() -> Iterator[Any]:
         for phase in found.phases:
             asked = [(hop, part) for hop, parts in phase.hops.items() for part in parts]
             asked.append(("test", "target"))
-            slow = [pytest.mark.slow] * (method not in CROSSES)
-            yield from (pytest.param(method, phase.name, *each, marks=slow) for each in asked)
+            marks = [CHECKS] * (method not in IN_GATE)
+            yield from (pytest.param(method, phase.name, *each, marks=marks) for each in asked)
 
 
 NUMBER: dict[str, Any] = {"label-0": 1.0}

@@ -81,14 +81,7 @@ def run(core: Path, at: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_without_it_the_help_of_the_command_line_works(core: Path, tmp_path: Path) -> None:
-    shown = run(core, tmp_path, "--help")
-    assert all(f"│ {word} " in shown for word in ("demo", "run", "superlink", "keys", "data"))
-    assert not any(f"│ {name} " in shown for name in plugins.installed("commands"))
-
-
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/plugins.py", "pyproject.toml", "fedda/cli/__init__.py")
 def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")
@@ -100,7 +93,7 @@ def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     assert (folder / "results.json").is_file() and not (folder / "report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/plugins.py", "pyproject.toml", "fedda/cli/__init__.py")
 def test_without_it_all_modules_can_be_imported(core: Path, tmp_path: Path) -> None:
     names = [m for m in edges() if not of_contrib(m) and m != "fedda.contrib"]
     left = [m for m in names if not m.endswith("__main__")]

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from fedda import data
 from fedda.cli.data import app
 from fedda.data.show import contact_sheet
-from fedda.data.unify import conform_images
 from fedda.errors import ConfigError, DataError, RunError
 
 RNG = np.random.default_rng(0)
@@ -131,13 +130,6 @@ def test_mixed_sizes_are_resized_while_reading(tmp_path: Path) -> None:
     assert data.verify(tmp_path, "source") == found
 
 
-def test_progress_counts_the_images(tmp_path: Path) -> None:
-    folder(tmp_path, {"a/1.png": 1, "a/2.png": 2, "b/1.png": 3})
-    seen: list[tuple[int, int]] = []
-    data.load_source(tmp_path, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
 @pytest.mark.parametrize("colour", [False, True])
 def test_npz_images(tmp_path: Path, colour: bool) -> None:
     shape = (6, 4, 5, 3) if colour else (6, 4, 5)
@@ -170,26 +162,6 @@ def test_csr_pieces_equal_the_dense_array(tmp_path: Path, name: str) -> None:
     assert np.array_equal(data.load_source(path).x.numpy(), dense)
     assert np.array_equal(data.load_target(path).x.numpy(), dense)
     assert data.describe(path, "source").shape == (300,)
-
-
-def test_csr_entries_at_the_same_position_add_up(tmp_path: Path) -> None:
-    pieces = {
-        "x_data": np.array([1.0, 2.0, 4.0]),
-        "x_indices": np.array([1, 1, 0]),
-        "x_indptr": np.array([0, 2, 3]),
-        "x_shape": np.array([2, 2]),
-    }
-    assert data.load_target(npz(tmp_path / "a.npz", pieces)).x.tolist() == [[0, 3], [4, 0]]
-
-
-def test_npz_class_names(tmp_path: Path) -> None:
-    names = np.array(["cat", "dog", "cow", "owl"])
-    test = {"x_test": np.zeros((1, 4, 5), np.uint8), "y_test": np.array([3])}
-    path = npz(tmp_path / "a.npz", arrays(classes=names, **test))
-    assert data.load_source(path).classes == ("cat", "dog", "cow", "owl")
-    found = data.describe(path, "source")
-    assert found.counts == {"cat": 2, "dog": 2, "cow": 2, "owl": 0}
-    assert found.warnings == ("the training set has no example of the class owl",)
 
 
 def test_align_renumbers_by_name(tmp_path: Path) -> None:
@@ -418,37 +390,6 @@ def test_uneven_classes_and_names_that_are_nearly_equal_are_warned_of(tmp_path: 
     assert data.describe(tmp_path, "source").warnings == ()  # ten times as many is still usual
 
 
-def test_verify_reads_the_test_images_too(tmp_path: Path) -> None:
-    folder(tmp_path, {"train/a/1.png": 1, "test/a/1.png": 1})
-    whole = (tmp_path / "test" / "a" / "1.png").read_bytes()
-    (tmp_path / "test" / "a" / "1.png").write_bytes(whole[:45])  # the header is complete
-    for role in ("source", "target"):
-        assert data.describe(tmp_path, role).test == 1
-        with pytest.raises(DataError, match=r"test/a/1.png cannot be read"):
-            data.verify(tmp_path, role)
-
-
-def test_files_that_were_found_good_are_not_read_again(tmp_path: Path) -> None:
-    site, known = tmp_path / "site", tmp_path / "state" / "verified"
-    folder(site, {"train/a/1.png": 1, "train/b/1.png": 200})
-    read: list[int] = []
-
-    def progress(done: int, of: int) -> None:
-        read.append(done)
-
-    first = data.verify(site, "source", progress, known)
-    assert read == [1, 2]
-    assert data.verify(site, "source", progress, known) == first and read == [1, 2]
-    data.verify(site, "target", progress, known)  # another role reads other files
-    data.verify(site, "source", progress, known)
-    assert len(read) == 6
-    image = site / "train" / "a" / "1.png"
-    image.write_bytes(image.read_bytes()[:45])  # its header is complete
-    for _ in range(2):
-        with pytest.raises(DataError, match=r"train/a/1.png cannot be read"):
-            data.verify(site, "source", progress, known)
-
-
 IMAGES = np.zeros((6, 4, 5), np.uint8)
 VECTORS = np.zeros((6, 2))
 
@@ -573,21 +514,6 @@ def test_conform_resizes_with_antialiasing_and_stretches() -> None:
     assert data.conform(data.Unlabelled(ramp), 0, 2).x[0, 0, 0].tolist() in ([21, 79], [20, 80])
 
 
-def test_conform_in_chunks_equals_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedda.data.unify.CHUNK", 3)
-    x = torch.from_numpy(RNG.integers(0, 256, (7, 3, 6, 6), dtype=np.uint8))
-    one_by_one = torch.cat([conform_images(image[None], 1, 4) for image in x])
-    assert torch.equal(conform_images(x, 1, 4), one_by_one)
-
-
-def test_conform_keeps_data_that_fits() -> None:
-    images = labelled(torch.zeros(2, 3, 4, 4, dtype=torch.uint8))
-    for channels, size in [(0, 0), (3, 0), (0, 4), (3, 4)]:
-        assert data.conform(images, channels, size) is images
-    vectors = data.Unlabelled(torch.zeros(2, 5))
-    assert data.conform(vectors, 0, 0) is vectors
-
-
 def test_conform_refuses_vectors_and_odd_channels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vectors of 5 numbers"):
         data.conform(data.Unlabelled(torch.zeros(2, 5)), 0, 28)
@@ -669,7 +595,3 @@ def test_show_refuses_vectors_and_places_it_cannot_write(tmp_path: Path) -> None
     images = labelled(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))
     with pytest.raises(RunError, match="cannot be written"):
         contact_sheet(images, tmp_path / "nowhere" / "a.png")
-
-
-def test_public_names() -> None:
-    assert all(hasattr(data, name) for name in data.__all__)

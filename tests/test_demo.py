@@ -51,6 +51,7 @@ def test_the_demo_in_one_round(tmp_path: Path) -> None:
     assert not marked(f"FEDDA_MARK={tmp_path}")
 
 
+@pytest.mark.nightly("fedda/cli/demo.py", "fedda/ops/federation.py", "fedda/ops/spawn.py")
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     mark, journal = f"FEDDA_MARK={tmp_path}", tmp_path / "demo" / "journal.jsonl"
     log = tmp_path / "log"

@@ -2,20 +2,18 @@
 
 import asyncio
 import importlib.util
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
-import click
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -23,10 +21,10 @@ from packaging.utils import canonicalize_name
 
 from clients.node.standing import Standing
 from clients.policy.rules import Leaving, Policy
-from fedda.errors import ConfigError, KeyFileError
+from fedda.errors import KeyFileError
 from fedda.ops import keys as keys_of
 from fedda.ops.federation import Deployment
-from fedda.ops.spawn import LOOPBACK, Process, Reserved
+from fedda.ops.spawn import LOOPBACK, Reserved
 from tests.command_lines import blocks, command_lines, parse
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -133,23 +131,6 @@ def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
         parse(words)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "fedda superlink --directory /hub",
-        "fedda superlink --port many",
-        "fedda supernode",
-        "fedda keys add",
-        "fedda-client --role both --data /d --superlink h:1",
-        "fedda-client --role source --superlink h:1",
-        "fedda run kd3a -c wait.sources=3",
-    ],
-)
-def test_the_check_refuses_wrong_commands(wrong: str) -> None:
-    with pytest.raises((click.UsageError, ConfigError)):
-        parse(wrong.split())
-
-
 def published(env: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
     return {
         (file, name): service["ports"]
@@ -161,20 +142,6 @@ def published(env: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
 
 def test_only_the_public_port_is_published() -> None:
     assert published(ENV) == {("compose.server.yml", "server"): ["8443:8443"]}
-
-
-def test_another_port_can_be_chosen() -> None:
-    env = ENV | {"PORT": "443"}
-    assert published(env) == {("compose.server.yml", "server"): ["443:8443"]}
-    assert parse(services("compose.client.yml", env)["client"]["command"])["superlink"] == (
-        "hub.example.org:443"
-    )
-
-
-def test_the_readmes_port_is_the_published_one() -> None:
-    text = (DEPLOY / "README.md").read_text()
-    assert re.findall(r"^\| (\d+) \| server, published", text, re.MULTILINE) == [str(PUBLIC_PORT)]
-    assert f"server:{PUBLIC_PORT}/tcp" in text
 
 
 def test_demo_sites_reach_only_the_server() -> None:
@@ -220,12 +187,6 @@ def test_lasting_services_are_confined_and_watched(file: str, name: str) -> None
     assert [Path(folder) for folder in state] == ([kept] if kept else [])
     # Until then nothing is wrong: four sites that begin at once load PyTorch for half a minute.
     assert service["healthcheck"]["start_period"] == "120s"
-
-
-def test_the_demo_builds_its_image_once() -> None:
-    built = [name for name, service in services("compose.demo.yml").items() if "build" in service]
-    assert built == ["init"]
-    assert {service["image"] for service in services("compose.demo.yml").values()} == {"fedda"}
 
 
 def test_image_contains_what_the_compose_files_use() -> None:
@@ -493,109 +454,3 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
             capture_output=True,
         )
         assert "certificate verify failed" in check(deployment.port, stranger / "ca.crt")
-
-
-class Composed:
-    """Starts the services of the server's and the sites' compose files as plain processes.
-
-    The commands are those of the files. Volumes become folders below `root`; ports are free ones,
-    because the processes share one machine.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.reserved = [Reserved("") for _ in range(2)]  # its server listens at all addresses
-        self.port, self.admin = (str(each.port) for each in self.reserved)
-        self.env = ENV | {"HOST": "localhost", "PORT": self.port}
-        self.processes: list[Process] = []
-        for name in ("hub", "runs"):
-            (root / name).mkdir()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in reversed(self.processes):
-            process.stop()
-        for each in self.reserved:
-            each.close()
-
-    def run(self, words: Sequence[str], mounts: Mapping[str, Path]) -> None:
-        """Run a command that ends by itself, such as those of `exec server`."""
-        command = self._command(words, mounts)
-        done = subprocess.run(
-            command, env=self._env(), capture_output=True, text=True, timeout=200, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
-
-    def start(self, name: str, words: Sequence[str], mounts: Mapping[str, Path]) -> Process:
-        """Start a service."""
-        log = self.root / f"{name}.log"
-        self.processes.append(Process(name, self._command(words, mounts), log, self._env()))
-        return self.processes[-1]
-
-    def logs(self) -> str:
-        """Return the last lines of all services' logs."""
-        return "".join(f"\n{p.name}: {p.tail(8)}" for p in self.processes)
-
-    def _command(self, words: Sequence[str], mounts: Mapping[str, Path]) -> list[str]:
-        (program, *rest), found = words, []
-        for word in rest:
-            mount = next((m for m in mounts if Path(word).is_relative_to(m)), None)
-            path = mount and mounts[mount] / Path(word).relative_to(mount)
-            found.append(str(path or word))
-        assert not [word for word in found if word.startswith("/") and str(self.root) not in word]
-        client = ["client"] if program == "fedda-client" else []
-        return [sys.executable, "-m", "fedda.cli", *client, *found]
-
-    def _env(self) -> dict[str, str]:
-        scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return os.environ | {"PATH": scripts, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_two_sites_adapt_over_the_exchange_as_the_readme_says(tmp_path: Path) -> None:
-    """Gradients go to the port that sites dial anyway."""
-    with Composed(tmp_path) as made:
-        hub = {"/hub": tmp_path / "hub", "/runs": tmp_path / "runs"}
-        made.run(["fedda", "keys", "init", "--dir", "/hub", "--host", "localhost"], hub)
-        data = tmp_path / "digits"
-        made.run(["fedda", "data", "digits", str(data), "--train", "260", "--test", "40"], {})
-        server = services("compose.server.yml", made.env)["server"]["command"]
-        ports = ["--port", made.port, "--admin-port", made.admin, "--reserved"]
-        started = made.start("server", [*server, *ports], hub)
-        started.wait_for("ready:", 90)
-        for name, role, domain in (
-            ("clinic-a", "source", "handwritten"),
-            ("fonts", "target", "fonts"),
-        ):
-            made.run(["fedda", "keys", "add", name, "--dir", "/hub"], hub)
-            (tmp_path / name).mkdir()
-            env = made.env | {"NAME": name, "ROLE": role}
-            command = services("compose.client.yml", env)["client"]["command"]
-            mounts = {
-                "/data": data / domain,
-                "/keys/ca.crt": tmp_path / "hub" / "ca.crt",
-                "/keys/key": tmp_path / "hub" / "nodes" / name,
-                "/state": tmp_path / name,
-            }
-            made.start(name, command, mounts)
-
-        text = blocks((DEPLOY / "README.md").read_text())
-        (run,) = [c for c in command_lines(text) if c[:3] == ["fedda", "run", "dils"]][-1:]
-        assert "--server" in run and "collaborator=clinic-a" in run
-        short = ["rounds=4", "pretrain=3", "train.lr=0.01", "train.steps=0", "model.hidden="]
-        short += ["input.size=16", "input.channels=1", "run.expect=2"]
-        changes = [word for each in short for word in ("-c", each)]
-        made.run([*run, "--baseline", "none", *changes], hub)
-
-        results = json.loads((tmp_path / "runs" / "dils" / "results.json").read_text())
-        (training,) = results["trainings"]["dils"]
-        assert results["events"] == [], made.logs()
-        assert training["bytes"]["from target gradient"] > 0
-        adapted = tmp_path / "fonts" / "site" / training["adapted"]["file"]
-        assert adapted == tmp_path / "fonts" / "site" / "fonts" / "dils.dils-0.model.safetensors"
-        out = str(tmp_path / "fonts.csv")
-        made.run(["fedda", "predict", str(adapted), str(data / "fonts"), "--out", out], {})
-        assert len(Path(out).read_text().splitlines()) == 1 + 260 + 40

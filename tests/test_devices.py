@@ -15,8 +15,7 @@ import clients.site.memory
 from clients.fedavg import Source
 from clients.node import bridge
 from clients.site.memory import Site
-from fedda.algorithms import kd3a
-from fedda.maths import focus, optimal_transport
+from fedda.maths import optimal_transport
 from fedda.models import as_inputs, to_device
 from tests.fingerprints import CASES
 from tests.local_grid import SETTINGS, Node, make_domains, run
@@ -101,26 +100,6 @@ def test_a_fault_is_found(
     with pytest.raises(Exception):  # noqa: B017 - each method ends in its own way
         train(case, tmp_path)
     assert gpu.faults
-
-
-def votes() -> Tensor:
-    return torch.rand(20, 3, 4, generator=torch.Generator().manual_seed(0)).softmax(dim=2)
-
-
-@pytest.mark.parametrize("form", ["soft", "hard", "mean"])
-def test_the_focus_of_teachers_runs_on_the_device_of_their_votes(form: Any) -> None:
-    p, pretended = votes(), Pretended()
-    with pretended.watch():
-        on_gpu = kd3a.consensus_focus(p.to(GPU), 0.3, form, "shapley")
-        assert on_gpu.device == GPU
-        found = on_gpu.cpu()
-    torch.testing.assert_close(found, kd3a.consensus_focus(p, 0.3, form, "shapley"))
-
-
-def test_a_fault_in_the_focus_is_found() -> None:
-    teams, _ = focus.teams_and_shares(3, "shapley")
-    with Pretended().watch(), pytest.raises(MixedDevices):
-        focus.team_quality(votes().to(GPU), 0.3, teams.float())
 
 
 REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -289,7 +289,7 @@ def test_the_targets_model_stays_at_the_target_unless_share_is_set(
     assert ("from target model" in sent) == share
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/dils.py", "strategies/dils.py")
 def test_a_resumed_run_gives_the_state_of_an_uninterrupted_one(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:

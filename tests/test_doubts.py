@@ -1,17 +1,11 @@
 """Doubts: signs without labels that a training may have gone wrong, and where they are shown."""
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from fedda.contrib.report.page.noted import Noted
-from fedda.contrib.report.page.page import page
-from fedda.results import terminal
 from fedda.results.doubts import doubts
 from tests.local_grid import FAST, Node, run
-from tests.test_report import results
 
 
 def history(**columns: list[Any]) -> list[dict[str, Any]]:
@@ -50,26 +44,6 @@ def test_doubts_by_hand(
     assert seen(rounds, **columns) == expected
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        ({"loss": [2.8, 2.8, 2.8]}, [("loss", 1)]),  # 2 ln 4 is 2.77
-        ({"loss": [1.3, 1.3, 2.8]}, [("loss", 3)]),
-        ({"loss": [1.3, 1.35, 1.35]}, [("loss", 3)]),  # ln 4 is 1.386, and .97 of it 1.345
-        ({"loss": [1.35, 1.34, 1.2]}, []),  # a mean of a first round is that of its first steps
-        ({"loss": [1.34, 1.34, 1.34]}, []),
-        ({"loss": [1.0, 0.8, 1.1]}, [("loss", 3)]),  # 1.25 times .8, and above .75 ln 4 = 1.04
-        ({"loss": [0.4, 0.2, 1.03]}, []),  # risen, but still low
-        ({"loss": [2.0, 1.2, 1.1]}, []),  # a first round may be bad
-    ],
-)
-def test_a_loss_beyond_guessing_is_a_doubt(
-    columns: dict[str, list[Any]], expected: list[tuple[str, int]]
-) -> None:
-    found = doubts(history(**columns), 3, 4, entropies=range(1, 4))
-    assert [(d.what, d.round) for d in found] == expected
-
-
 def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_change() -> None:
     def said(losses: list[float], steps: float) -> list[tuple[int, str]]:
         every = range(1, len(losses) + 1)
@@ -87,31 +61,6 @@ def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_cha
     # The demo's own losses, and those of a network that begins with few steps (60 images a site).
     for healthy, steps in (([1.77, 0.614, 0.248, 0.085], 12), ([2.5, 2.4, 2.1, 1.7], 2)):
         assert doubts(history(loss=healthy), 8, 10, range(1, 9), steps=steps) == []
-
-
-def test_a_loss_that_is_no_cross_entropy_is_no_doubt() -> None:
-    assert seen(3, loss=[9.0, 9.0, 9.0]) == []
-
-
-def test_doubts_say_what_was_seen() -> None:
-    (doubt,) = doubts(history(kept=[0.6, 0.2]), 2, 4)
-    assert "20 % of the target's images, after 60 %" in doubt.text
-    assert "kd3a.mixup=0" in doubt.text
-
-
-def test_tables_and_page_show_doubts_once_each_and_escape_them() -> None:
-    shown = results()
-    shown["trainings"]["kd3a"][0]["doubts"] = [
-        {"what": "kept", "round": 7, "text": "sure of <b>2 %</b>"}
-    ]
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(terminal.table(shown))
-    text = console.export_text()
-    assert text.count("KD3A, seed 0, round 7: sure of <b>2 %</b>") == 1
-    html = page(shown, Noted())
-    assert html.count("sure of &lt;b&gt;2 %&lt;/b&gt;") == 1 and '<a href="#doubts">' in html
-    without = page(results(), Noted())
-    assert "Doubts" not in without
 
 
 def test_a_run_reports_its_doubts(domains: list[Node], runs: dict[str, str]) -> None:

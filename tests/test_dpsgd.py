@@ -281,9 +281,11 @@ def after(site: str, rounds: int) -> float:
 
 # ---- rounds --------------------------------------------------------------------------------------
 
+NOISED = pytest.mark.nightly("clients/site/noised.py", "clients/fedavg.py", "clients/fedprox.py")
+
 
 @pytest.mark.parametrize(
-    "method", ["kd3a", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedprox"))]
+    "method", ["kd3a", *(pytest.param(m, marks=NOISED) for m in ("fedavg", "fedprox"))]
 )
 def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str) -> None:
     made = Bench(domains, method, rounds=2, **PRIVATE)
@@ -300,7 +302,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
     assert not any("running" in name for name in model)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
 def test_it_goes_with_secure_sums_and_with_sealed_models(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -341,16 +343,6 @@ def test_noise_of_a_real_site_has_a_seed_that_nobody_knows(domains: list[Node]) 
     (a, one), (b, two), (_, three), (_, four) = models_of
     assert one == two and not {*three} & {*four} and three[0] != three[1]
     assert all(np.array_equal(a[n], b[n]) for n in a)
-
-
-def annas_tests_taken(domains: list[Node], folder: Path) -> list[Node]:
-    """The same sites, of which anna has no test images."""
-    with np.load(domains[0]["data"]) as file:
-        arrays = {n: file[n] for n in file if not n.endswith("test")}
-    np.savez(folder / "anna.npz", **arrays)
-    return [
-        n | ({"data": str(folder / "anna.npz")} if n["name"] == "anna" else {}) for n in domains
-    ]
 
 
 def test_no_example_can_make_a_source_refuse(domains: list[Node]) -> None:
@@ -521,7 +513,7 @@ def test_only_fedavgs_own_training_is_noised() -> None:
 # ---- over processes ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
 def test_a_source_whose_budget_is_spent_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     most = (after("bert", 2) + after("bert", 3)) / 2

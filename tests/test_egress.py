@@ -81,6 +81,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         yield made
 
 
+@pytest.mark.nightly("clients/node", "fedda/lane")
 def test_a_site_dials_the_server_only(hub: Traced) -> None:
     results = hub.begin("sums", SUMS).finish()
     assert results["events"] == []

@@ -56,24 +56,6 @@ def test_the_figures_are_the_worst_that_the_site_lets_happen() -> None:
     assert evidence.figures([], 64) == dict.fromkeys(evidence.MEANING)
 
 
-def test_what_was_not_measured_is_above_any_threshold() -> None:
-    found = evidence.figures(SHARES, 64)
-    assert evidence.above(found, dict.fromkeys(evidence.MEANING)) == []
-    most = {"images": 1.0, "membership": None, "shares": 0.75}
-    assert evidence.above(found, most) == ["images"]
-    assert evidence.above(found, most | {"shares": 0.74}) == ["images", "shares"]
-
-
-def test_the_risks_follow_what_crossed_and_the_settings() -> None:
-    seen = " ".join(evidence.open_risks({}, ["from source model"], ROWS))
-    assert "each single source" in seen and "differential privacy" in seen and "BatchNorm" in seen
-    assert "Not tried: properties." in seen and "Gradients" not in seen
-    config = {"privacy.noise": 1.0, "model.norm": "group"}
-    hidden = " ".join(evidence.open_risks(config, ["from source masked", "to target gradient"], []))
-    assert "each single source" not in hidden and "differential privacy" not in hidden
-    assert "BatchNorm" not in hidden and "Gradients" in hidden
-
-
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     """Evidence of a site -> its page, in a folder alone."""
@@ -127,7 +109,7 @@ def test_bad_files_are_refused_before_any_attack(tmp_path: Path) -> None:
         Proof(run, None, tmp_path / "none.toml")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/audit")
 def test_the_command_attacks_writes_and_judges(tmp_path: Path) -> None:
     run, policy, page = made(tmp_path), tmp_path / "policy.toml", tmp_path / "e.html"
     policy.write_text("[audit]\nshares = 0.0\n")

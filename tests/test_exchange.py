@@ -24,6 +24,24 @@ PAIR = Group("pair", 3, 2, ("a", "b"))
 ABC = ("a", "b", "c")
 
 
+def in_threads(works: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Run each function in a thread -> its result, or the error that it raised."""
+    found: dict[str, Any] = {}
+
+    def run(name: str, work: Callable[[], Any]) -> None:
+        try:
+            found[name] = work()
+        except ExchangeError as error:
+            found[name] = error
+
+    threads = [threading.Thread(target=run, args=each) for each in works.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    return found
+
+
 def vector(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
@@ -42,13 +60,13 @@ def test_an_invitation_is_the_same_after_the_wire() -> None:
     assert Invitation.parse(sent.flat()) == sent
 
 
-NAME = "lane-" + "0" * 32
-PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
-
-
 def test_an_invitation_to_another_machine_is_the_same_after_the_wire() -> None:
     sent = invitation(name=NAME, certificate=PEM)
     assert Invitation.parse(sent.flat()) == sent
+
+
+NAME = "lane-" + "0" * 32
+PEM = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
 @pytest.mark.parametrize(
@@ -354,27 +372,6 @@ def test_a_refusal_ends_the_session(site: str, group: str, examples: int, said: 
     assert watched.notices[-2:] == [("refused", site), ("ended", "")]
 
 
-# ---- in one process ------------------------------------------------------------------------------
-
-
-def in_threads(works: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Run each function in a thread -> its result, or the error that it raised."""
-    found: dict[str, Any] = {}
-
-    def run(name: str, work: Callable[[], Any]) -> None:
-        try:
-            found[name] = work()
-        except ExchangeError as error:
-            found[name] = error
-
-    threads = [threading.Thread(target=run, args=each) for each in works.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    return found
-
-
 def test_threads_without_turns_sum() -> None:
     with LocalHost().open([Group("g", 1, 50, ABC)], join=5, wait=5) as session:
 
@@ -392,6 +389,9 @@ def test_threads_without_turns_sum() -> None:
         to_site, from_site = session.traffic()["a"]
         assert 50 * 4 < to_site < 50 * 30 and 50 * 4 < from_site < 50 * 30
     assert not session.ended
+
+
+# ---- in one process ------------------------------------------------------------------------------
 
 
 def test_a_sent_gradient_may_be_overwritten() -> None:

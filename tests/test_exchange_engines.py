@@ -5,22 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from clients.site.memory import Site
-from fedda import cli
-from fedda.cli.client import app as client_app
 from fedda.errors import ConfigError, RunError
 from fedda.exchange import in_process
-from fedda.ops.flwr_home import OFFLINE
-from fedda.results.terminal import table
 from fedda.settings import RunConfig
 from server import run as server_run
 from server import simulation
@@ -135,35 +127,6 @@ def test_a_simulation_needs_a_slot_for_each_site_that_sums(
     )
 
 
-# ---- afterwards --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [False, True])
-def test_results_and_report_say_where_the_adapted_model_is(
-    pair: list[Node], tmp_path: Path, share: bool
-) -> None:
-    flat = DILS | {"run.dir": str(tmp_path), "dils.share": share, "run.seeds": "3,4"}
-    results = simulate(RunConfig.parse(flat), pair, Journal(), "process")
-    found = results["trainings"]["dils"]
-    assert ["adapted" in training for training in found] == [not share] * 2
-    console = Console(record=True, width=500)
-    console.print(table(results))
-    said = console.export_text()
-    assert ("adapted model is at town alone" in said) == (not share)
-    if share:
-        return
-    for training in found:
-        assert training["adapted"]["site"] == "town"
-        assert training["adapted"]["file"] in said
-        own = tmp_path / "pair" / "sites" / training["adapted"]["file"]
-        out = tmp_path / f"{training['seed']}.csv"
-        words = ["predict", str(own), str(pair[1]["data"]), "--out", str(out)]
-        assert CliRunner().invoke(cli.app, words).exit_code == 0
-        assert len(out.read_text().splitlines()) == 1 + 48 + 24
-        ours, theirs = load_file(own), load_file(training["model"])
-        assert any(not ours[name].equal(theirs[name]) for name in ours)
-
-
 # ---- Ray -----------------------------------------------------------------------------------------
 
 SLOW = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchange.join": 90.0}
@@ -241,22 +204,6 @@ def test_models_are_hidden_on_ray_as_well(
 
 
 # ---- Flower's own node ---------------------------------------------------------------------------
-
-
-def test_flowers_own_node_gets_the_sites_limit_and_the_server(
-    pair: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "execv", lambda program, command: sys.exit(7))
-    for name in ("FLWR_HOME", "PATH", *OFFLINE):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
-    words = ["--role", "target", "--data", str(pair[1]["data"]), "--state-dir", str(tmp_path)]
-    words += ["--superlink", "[::1]:8443", "--insecure", "--stock", "--min-images", "16"]
-    for more, least in (([], 256), (["--min-examples", "300"], 300)):
-        assert CliRunner().invoke(client_app, [*words, *more]).exit_code == 7
-        settings = tomllib.loads((tmp_path / "node.toml").read_text())
-        assert (settings["server"], settings["min-examples"]) == ("[::1]:8443", least)
-        site = Site(settings)
-        assert (site.server, site.min_examples) == ("[::1]:8443", least)
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -88,6 +88,7 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     assert run.find("trouble", what="exchange ended")  # town gets this and stops computing
 
 
+@pytest.mark.nightly("fedda/exchange")
 def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: Federation) -> None:
     """Every deadline that could end the wait is far away."""
     far = {"exchange.join": 900.0, "exchange.rejoin": 900.0, "wait.train": 3600.0}
@@ -103,6 +104,7 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
     assert ended["text"].startswith("bert stopped before its last sync")
 
 
+@pytest.mark.nightly("fedda/exchange")
 def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation) -> None:
     """The run accepts gradients over few examples; a site without that setting does not."""
     hub.processes["town"].stop()
@@ -125,6 +127,7 @@ def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation
         hub.wait_for_sites()
 
 
+@pytest.mark.nightly("fedda/exchange")
 @pytest.mark.parametrize("method", ["fdann", "fdan"])
 def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
     settings = SUMMED | {"method": method, "rounds": 2, "train.batch-size": 16}
@@ -141,6 +144,7 @@ def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
     )
 
 
+@pytest.mark.nightly("fedda/exchange")
 def test_fruda_measures_all_candidates_at_once_and_chooses_as_in_one_process(
     hub: Federation,
 ) -> None:

@@ -24,7 +24,6 @@ from fedda.errors import ExchangeError
 from fedda.exchange import Group, Host, Invitation, LocalHost, frames
 from fedda.exchange.exchange_pb2 import Down, Gradient, Leave, Sum, Up
 from fedda.exchange.host import RemoteSession
-from fedda.exchange.tally import Tally
 from fedda.lane import posts
 from fedda.lane.dialer import Dialer
 from fedda.lane.lane_end import LaneEnd
@@ -143,47 +142,6 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < ends
         time.sleep(0.01)
-
-
-def test_sums_do_not_wait_for_the_hash_of_their_frames(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server hashes beside the exchange, and its tallies are complete when they are read."""
-    hashing, hashed = threading.Event(), Tally.add
-
-    def add(tally: Tally, frame: bytes) -> None:
-        if threading.current_thread() in readers:
-            assert hashing.wait(PATIENCE)
-        hashed(tally, frame)
-
-    readers: list[threading.Thread] = []
-    take = RemoteSession._take
-
-    def noted(self: Any, *args: Any) -> None:
-        readers.append(threading.current_thread())
-        take(self, *args)
-
-    monkeypatch.setattr("fedda.exchange.remote.LEAVE_S", 0.1)  # nobody notes that they leave
-    monkeypatch.setattr(Tally, "add", add)
-    monkeypatch.setattr(RemoteSession, "_take", noted)
-    one = replace(PAIR, syncs=1)
-
-    def swap(there: Opened, site: str) -> Any:
-        with there.connect(site) as stream:
-            total = stream.swap("pair", gradient(site, 0), 256)
-            return total, stream.tallies["pair"].about()
-
-    with opened(folder, [one]) as there, ThreadPoolExecutor(1) as pool:
-        works = [partial(swap, there, site) for site in one.members]
-        ours = [future.result() for future in together(*works)]  # the hashes have not begun
-        read_later = pool.submit(there.session.tallies)
-        with pytest.raises(TimeoutError):
-            read_later.result(0.2)
-        hashing.set()
-        theirs = read_later.result(PATIENCE)
-    for site, (total, about) in zip(one.members, ours, strict=True):
-        np.testing.assert_array_equal(total, gradient("a", 0) + gradient("b", 0))
-        assert about["frames"] == 1 and theirs[site, "pair"].about() == about
 
 
 def test_sums_equal_those_without_a_network(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

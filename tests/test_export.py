@@ -1,7 +1,6 @@
 """`fedda export`: a file that describes itself and gives the model's answers without fedda."""
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,9 @@ from typer.testing import CliRunner
 
 from fedda import models
 from fedda.cli import app
-from fedda.cli.export import export as command
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 from fedda.models import export
-from fedda.models.backbone import Normalise
-from fedda.models.ready import IMAGENET_MEAN, IMAGENET_STD
 
 CLASSES = ("cat", "dog", 'Ä, "b"')
 MLP = ModelConfig(name="mlp", hidden="4")
@@ -95,17 +91,6 @@ def test_onnx_gives_the_models_answers(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
-def test_a_pretrained_model_is_exported_with_its_normalisation(tmp_path: Path) -> None:
-    """Inputs stay in [0, 1], because the file contains the scaling that ImageNet's weights need."""
-    model = models.build(MLP, (3, 4, 4), len(CLASSES), seed=0)
-    model.normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, repeat=False)
-    made = export._traced(export.Classifier(model).eval(), (3, 4, 4)).module()
-    x = inputs((3, 4, 4), 3)
-    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
-    plain = model.head(model.eval().encoder((x - mean) / std)).softmax(dim=1)
-    torch.testing.assert_close(made(x), plain)
-
-
 # ---- the check ---------------------------------------------------------------------------------
 
 
@@ -136,31 +121,6 @@ def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
         export.export(source, out)
     assert out.read_text() == "an earlier one"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
-
-
-def test_a_model_that_gives_no_numbers_is_not_exported(tmp_path: Path) -> None:
-    model = models.build(MLP, (5,), len(CLASSES), seed=0)
-    with torch.no_grad():
-        model.head.bias[0] = float("nan")
-    source = tmp_path / "model.safetensors"
-    models.save(source, model, config=MLP, shape=(5,), classes=CLASSES)
-    with pytest.raises(ModelError, match="by up to nan"):
-        export.export(source, tmp_path / "model.onnx")
-
-
-def test_the_comparison_tries_two_sizes_of_batch() -> None:
-    model = export.Classifier(models.build(MLP, (5,), 3, seed=0)).eval()
-    assert export.compare(model, model, (5,)) == 0
-    sizes = []
-
-    def note(x: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(x))
-        y = model(x).detach().clone()
-        y[-1, 0] += 0.25 if len(x) > 1 else 0.125
-        return y
-
-    assert export.compare(model, note, (5,)) == pytest.approx(0.25)
-    assert len(set(sizes)) == 2 and 1 in sizes
 
 
 # ---- the command -------------------------------------------------------------------------------
@@ -216,15 +176,6 @@ def test_a_runs_trainings_can_be_chosen(
     assert asked[0].read_bytes() == saved(run / "expected.safetensors", seed=seed).read_bytes()
 
 
-@slow
-def test_files_are_written_beside_the_model_or_to_out(run: Path, tmp_path: Path) -> None:
-    fedda(run, "--seed", 5)
-    check(run_onnx, run / "kd3a-5" / "model.onnx", run / "kd3a-5" / "model.safetensors", MLP)
-    source, place = run / "fedavg-4" / "model.safetensors", tmp_path / "new" / "place"
-    fedda(source, "--out", place)
-    check(run_onnx, place / "model.onnx", source, MLP)
-
-
 def test_invalid_commands_are_refused_with_a_reason(run: Path, tmp_path: Path) -> None:
     model = run / "model.safetensors"
     assert "must end in .onnx" in refused(run, "--out", "a.pt2")
@@ -249,21 +200,3 @@ def test_a_missing_extra_gives_one_sentence(
     shown = refused(run)
     assert package in shown and 'pip install "fedda[export]"' in shown
     assert not (run / "model.onnx").exists()
-
-
-@slow
-def test_the_help_texts_example_works(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (code,) = re.findall(r'python -c "(.*?)"\n', command.__doc__ or "", re.DOTALL)
-    fedda(run)
-    (run.parent / "runs").mkdir()
-    run.rename(run.parent / "runs" / "kd3a")
-    monkeypatch.chdir(run.parent)
-    exec(re.sub(r"^ {6}", "", code, flags=re.MULTILINE), {})
-    assert capsys.readouterr().out.startswith(str(list(CLASSES)))
-
-
-def test_the_help_names_the_extra() -> None:
-    shown = CliRunner().invoke(app, ["export", "--help"]).output
-    assert 'pip install "fedda[export]"' in shown

@@ -1,7 +1,6 @@
 """Methods that add layers to the model: built, sent, trained, saved, loaded, exported, refused."""
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,14 @@ from torch.nn import functional as F
 from clients import fedavg as clients
 from clients.site.request import Numbers
 from fedda import data, models, plugins, records
-from fedda.algorithms import dils, fedavg
+from fedda.algorithms import fedavg
 from fedda.cli.predict import table
 from fedda.config import ModelConfig
 from fedda.errors import Code, ConfigError, ModelError
-from fedda.maths.mixture import Mixture
 from fedda.methods import Method, Phase
 from fedda.models import BatchNorm, Extension, Model, batchnorms, predict
-from fedda.models import export as exporting
 from tests import test_plugins
-from tests.local_grid import SETTINGS, Bench, Node, ScriptedGrid, run, stop_after
+from tests.local_grid import Bench, Node, ScriptedGrid, run, stop_after
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -112,9 +109,6 @@ TWO_HEADS = Method(
     extend=add_head,
     extension=lambda options: {},
 )
-NARROW_DILS = replace(
-    dils.METHOD, name="narrow-dils", extend=add_bottleneck, extension=lambda options: {"width": 6}
-)
 METHODS = {m.name: m for m in (BOTTLENECK, MIXING, TWO_HEADS)}
 
 # The entries that each method adds to the model.
@@ -192,17 +186,6 @@ def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
 
 
 @every
-def test_a_blank_has_the_same_entries_in_the_same_order(add: Install, name: str) -> None:
-    made, blank = (
-        models.build(MLP, SHAPE, CLASSES, 3, extension(name)),
-        models.blank(MLP, SHAPE, CLASSES, extension(name)),
-    )
-    assert list(made.state_dict()) == list(blank.state_dict())
-    assert made.extension == blank.extension == extension(name)
-    assert models.blank(MLP, SHAPE, CLASSES).extension is None
-
-
-@every
 def test_only_the_pretrained_layers_learn_slowly(add: Install, name: str) -> None:
     config = ModelConfig(name="resnet18", weights="somewhere.pth")
     model = models.blank(config, (3, 32, 32), CLASSES, extension(name))
@@ -229,57 +212,12 @@ def test_settings_that_cannot_be_saved_are_refused() -> None:
     assert Extension("a", {"sizes": (1, 2)}) == Extension("a", {"sizes": [1, 2]})
 
 
-def test_settings_that_a_method_cannot_use_give_an_error_with_its_name(add: Install) -> None:
-    with pytest.raises(ModelError, match=r"bottleneck cannot add its layers .*KeyError"):
-        models.blank(MLP, SHAPE, CLASSES, Extension("bottleneck", {}))
-    with pytest.raises(
-        ModelError, match="layers of fedavg, but the version installed here adds none"
-    ):
-        models.blank(MLP, SHAPE, CLASSES, Extension("fedavg", {}))
-    with pytest.raises(ConfigError, match="no method 'nobody'"):
-        models.blank(MLP, SHAPE, CLASSES, Extension("nobody", {}))
-
-
-def test_heads_of_feddadil_are_an_extension(tmp_path: Path) -> None:
-    model = models.blank(MLP, SHAPE, CLASSES, Extension("feddadil", {"heads": 3}))
-    assert isinstance(model.head, Mixture) and model.head.heads == 3
-    path = tmp_path / "m.safetensors"
-    models.save(path, model, config=MLP, shape=SHAPE, classes="abcd")
-    loaded, about = models.load(path)
-    assert isinstance(loaded.head, Mixture)
-    assert about.extension == loaded.extension == Extension("feddadil", {"heads": 3})
-
-
-def test_the_models_package_names_no_method() -> None:
-    folder = Path(models.__file__).parent
-    text = "".join(path.read_text().lower() for path in folder.glob("*.py"))
-    code = [line for line in text.splitlines() if "import" in line or "==" in line]
-    named = re.compile(rf"\b({'|'.join(plugins.own_methods())})\b")
-    assert code and not [line for line in code if named.search(line)]
-
-
 # ---- a run -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def settings(tmp_path: Path, name: str) -> dict[str, Any]:
     return {"run.dir": str(tmp_path / "runs"), "method": name, "run.name": name}
-
-
-@every
-def test_sent_models_contain_the_added_entries(
-    add: Install, domains: list[Node], name: str
-) -> None:
-    bench = Bench(domains, name)
-    layout = {entry.name for entry in bench.strategy.setup.model.entries}
-    assert layout > ADDED[name]
-    plain = {e.name for e in Bench(domains, "fedavg").strategy.setup.model.entries}
-    assert {plain_name(name, entry) for entry in layout - ADDED[name]} == plain
-    before = {n: a.copy() for n, a in bench.model.items()}
-    after, _ = bench.round()
-    assert set(after) == layout
-    for entry in ADDED[name]:
-        assert after[entry].tobytes() != before[entry].tobytes(), entry
 
 
 @every
@@ -361,42 +299,6 @@ def test_a_model_with_other_settings_of_the_extension_is_refused(
         run(domains, settings | other)
 
 
-@pytest.mark.slow
-@every
-def test_an_exported_model_gives_the_same_answers(
-    add: Install, domains: list[Node], name: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    results, _ = run(domains, settings)
-    source = Path(results["trainings"][name][0]["model"])
-    done = exporting.export(source, tmp_path / "model.onnx")
-    assert done.path.is_file() and done.difference < 1e-5
-
-
-class Undecided(nn.Module):
-    """Its computation depends on the values in the batch, so it cannot be exported."""
-
-    def forward(self, z: Tensor) -> Tensor:
-        return z if z.mean() > 0 else -z
-
-
-def test_an_export_that_is_impossible_gives_a_clear_error(
-    add: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def extend(model: Model, settings: Mapping[str, Any]) -> None:
-        model.encoder = nn.Sequential(model.encoder, Undecided())
-
-    odd, real = replace(MIXING, extend=extend), plugins.method
-    monkeypatch.setattr(plugins, "method", lambda m: odd if m == "mixing" else real(m))
-    model = models.build(MLP, SHAPE, CLASSES, 0, extension("mixing"))
-    source = tmp_path / "model.safetensors"
-    models.save(source, model, config=MLP, shape=SHAPE, classes="abcd")
-    with pytest.raises(ModelError, match=r"mlp with the layers of mixing \{\} cannot be"):
-        exporting.export(source, tmp_path / "model.onnx")
-    assert [path.name for path in tmp_path.glob("*model*")] == ["model.safetensors"]
-
-
 @every
 def test_a_site_without_the_method_gives_a_clear_error(
     add: Install, domains: list[Node], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -438,33 +340,3 @@ def test_loading_a_model_without_its_method_says_what_to_install(
     with pytest.raises(ModelError, match=f"layers of the method {name}, which is not installed"):
         models.load(path)
     assert models.describe(path).extension == extension(name)
-
-
-# ---- a model that stays at the target ----------------------------------------------------------
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_model_that_stays_at_the_target_has_the_layers_too(
-    add: Any, domains: list[Node], tmp_path: Path
-) -> None:
-    """This includes a rehearsal; the discriminator's inputs are as wide as the bottleneck."""
-    strategy = "from strategies.dils import STRATEGY"
-    client = "from clients.dils import Collaborator, Target\nfrom clients.fedavg import Source"
-    add("narrow-dils", "NARROW_DILS", strategy=strategy, client=client)
-    own = {k.replace("dils.", "narrow-dils."): v for k, v in SETTINGS["dils"].items()}
-    own |= {"narrow-dils.share": False, "narrow-dils.pretrain": 1}
-    nodes = [{**n, "state-dir": str(tmp_path / "state")} for n in domains]
-    place = {"run.dir": str(tmp_path), "method": "narrow-dils"}
-    results, _ = run(nodes, own | place)
-    (training,) = results["trainings"]["narrow-dils"]
-    file = tmp_path / "state" / "town" / training["adapted"]["file"].partition("/")[2]
-    model, about = models.load(file)
-    assert about.extension == Extension("narrow-dils", {"width": 6})
-    assert model.width == 6
-    tests = data.load_evaluation(domains[-1]["data"], classes=tuple("0123"))
-    assert tests is not None
-    p = predict(model, tests.x)
-    assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).float().mean())
-    sent = load_file(training["model"])
-    changed = {n for n in sent if sent[n].tobytes() != load_file(file)[n].tobytes()}
-    assert "encoder.1.weight" in changed

@@ -16,8 +16,7 @@ from clients.site.memory import resident
 from fedda import models, records
 from fedda.config import ModelConfig
 from fedda.contrib.methods.fact import algorithm as fact
-from fedda.contrib.methods.fact import client as clients_of_fact
-from fedda.contrib.methods.fact.client import Answer, groups_of, half_optimizer
+from fedda.contrib.methods.fact.client import Answer
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import round_images, seed_for
@@ -57,15 +56,6 @@ def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
     assert fact.discrepancy(one, other, softmax).item() == pytest.approx(wanted)
     answers = fact.answers(one, softmax)
     assert torch.equal(answers, one if softmax == "once" else one.softmax(dim=1))
-
-
-def test_each_half_of_a_pretrained_network_has_the_rates_of_the_whole() -> None:
-    model = models.build(ModelConfig(name="mlp", hidden="6", bottleneck=4), (5,), 3, seed=0)
-    model.pretrained = True
-    rates = [[g["lr"] for g in groups_of(model, half, 0.1)] for half in (model.encoder, model.head)]
-    assert rates == [[0.1, 1.0], [1.0]]
-    parts = groups_of(model, model.head, 0.1)[0]["params"]
-    assert {id(p) for p in parts} == {id(p) for p in model.head.parameters()}
 
 
 # ---- a whole round -----------------------------------------------------------------------------
@@ -163,15 +153,6 @@ def test_two_sources_take_part_and_all_in_turn(domains: list[Node], tmp_path: Pa
             assert c.arrays == {"head": "model"}
 
 
-def test_without_refitting_the_heads_are_those_of_the_training(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    grid = ScriptedGrid(domains)
-    settings = FACT | {"method": "fact", "fact.refit": False, "run.dir": str(tmp_path)}
-    run(domains, settings, grid=grid)
-    assert {c.hop for c in grid.crossed if c.kind == "train"} == {"train", "cross"}
-
-
 @pytest.mark.parametrize("answer", ["surer", "least"])
 def test_the_target_keeps_both_heads_and_predicts_with_the_surer(
     domains: list[Node], tmp_path: Path, answer: str
@@ -210,28 +191,6 @@ def test_the_round_in_which_the_heads_differed_least_is_kept() -> None:
     assert torch.equal(weight[1], rounds[0].head.weight)
     kept.consider(rounds[2].encoder, (rounds[2].head, rounds[0].head), 0.9, "surer")
     assert torch.equal(kept.module.get_buffer("head.weight")[0], rounds[2].head.weight)
-
-
-@pytest.mark.parametrize("carried", [True, False])
-def test_carried_momentum_reaches_the_target_and_the_refitted_heads(
-    domains: list[Node], monkeypatch: pytest.MonkeyPatch, carried: bool
-) -> None:
-    begun: list[tuple[int, str, int]] = []
-
-    def noted(client: Any, half: nn.Module) -> optim.Optimizer:
-        made = half_optimizer(client, half)
-        begun.append((client.request.round, client.request.hop, len(made.state)))
-        return made
-
-    monkeypatch.setattr(clients_of_fact, "half_optimizer", noted)
-    settings = {k.replace(".", "__"): v for k, v in FACT.items()}
-    bench = Bench(domains, "fact", train__carry_momentum=carried, rounds=4, **settings)
-    for t in range(1, 5):
-        bench.round(t)
-    moved = {hop: [n for t, h, n in begun if h == hop and t > 1] for hop in ("refit", "cross")}
-    assert not any(n for t, _, n in begun if t == 1)
-    assert all(n > 0 for n in moved["cross"]) if carried else not any(moved["cross"])
-    assert any(moved["refit"]) is carried  # a site that has not been drawn before has none
 
 
 def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None:

@@ -287,6 +287,7 @@ TRAINED = {"steps", "seconds", "clipped", "discriminator-loss", "discriminator-a
 DIS = {f"discriminator/{s}": "model" for s in SOURCES}
 
 
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @each_model
 def test_exactly_the_declared_content_crosses(
     domains: list[Node], runs: dict[str, str], form: str
@@ -434,7 +435,7 @@ def test_a_target_that_lost_its_disentangler_says_so(domains: list[Node], tmp_pa
     assert Code.LOST.public in {e.get("text") for e in events}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @each_model
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     domains: list[Node], tmp_path: Path, form: str
@@ -455,7 +456,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
 # ---- settings ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
 @pytest.mark.parametrize(
     "settings",
     [

@@ -249,9 +249,6 @@ def test_the_next_model_equals_the_twins(own: bool) -> None:
         np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-6, atol=1e-7)
 
 
-# ---- settings ----------------------------------------------------------------------------------
-
-
 def test_the_alignment_grows_as_ganin_says() -> None:
     weights = fada.LossWeights(alignment=2.0)
     wanted = [2 * (2 / (1 + math.exp(-10 * q)) - 1) for q in (0.0, 0.1, 1.0)]

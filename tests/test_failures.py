@@ -144,6 +144,7 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     assert final_model(results, "kd3a") == final_model(hub.alone("paused", settings), "kd3a")
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federation) -> None:
     """Without its word about the request that it lost, the run would wait for `wait.train`."""
     settings = KD3A | {"wait.min-sources": 3}
@@ -162,6 +163,7 @@ def test_a_site_that_is_killed_and_restarted_at_once_costs_seconds(hub: Federati
     assert final_model(results, "kd3a") == final_model(hub.alone("revived", settings), "kd3a")
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_target_that_is_killed_between_test_and_training_gets_the_model_again(
     hub: Federation,
 ) -> None:
@@ -327,6 +329,7 @@ def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None
     assert 2 <= questions <= most, "the site's false answers make the server ask all the time"
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     """A limit on file sizes, below the model's size, has the effect of a full disk."""
     settings = FEDAVG | {"model.hidden": "8000"}
@@ -353,6 +356,7 @@ def test_a_full_disk_costs_one_round(hub: Federation) -> None:
     assert final_model(results, "fedavg") == final_model(hub.alone("full", settings), "fedavg")
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -> None:
     hub.act("bert", {"2": ["hold", 0]})
     hub.act("town", {"2 test": ["hold", 0]})
@@ -395,6 +399,7 @@ def test_rounds_end_by_their_deadline_with_slow_late_and_lossy_sites(hub: Federa
     assert ("silent", "bert", 1) in troubles(results)
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_site_that_the_system_stops_for_a_while_loses_nothing(hub: Federation) -> None:
     stopped_for(hub, 8.0)
 
@@ -442,6 +447,7 @@ def test_a_crowded_machine_makes_no_trouble(hub: Federation) -> None:
     assert final_model(results, "kd3a") == final_model(hub.alone("crowded", settings), "kd3a")
 
 
+@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_two_simultaneous_runs_do_not_affect_each_other(hub: Federation) -> None:
     """This holds even if the sites keep each run's optimizer between rounds."""
     left = KD3A | {"rounds": 12, "train.carry-momentum": True}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 from safetensors.torch import load_file
 
 from clients.shared.dictionary import Dictionary
@@ -15,9 +15,7 @@ from fedda import data, models, packing, records
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
 from fedda.config import Inputs
-from fedda.contrib.report import page
 from fedda.errors import Code, ConfigError
-from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
 from fedda.packing import Arrays, Kind
 from fedda.settings import RunConfig
@@ -74,23 +72,6 @@ def test_a_round_averages_the_sites_versions_index_by_index(domains: list[Node])
     assert all(np.array_equal(model[n], start[n]) for n in start)  # the encoder does not change
 
 
-def test_with_mean_random_the_next_atoms_are_those_of_one_site(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil", **{"feddadil.mean": "random"}, rounds=8)
-    drawn = []
-    for server_round in range(1, 9):
-        bench.round(server_round)
-        kept = bench.strategy.memory.arrays["atoms"].unpack()
-        versions = {name: sent_back(bench, name)[-1] for name in SITES}
-        same = [
-            site
-            for site, version in versions.items()
-            if all(np.array_equal(kept[n], version[n]) for n in "zy")
-        ]
-        assert len(same) == 1
-        drawn += same
-    assert len(set(drawn)) > 1 and bench.strategy.weights == {}
-
-
 def test_stage_1_is_fedavg_bit_for_bit(domains: list[Node]) -> None:
     """This holds for all rounds of stage 1; the dictionary starts from its last model."""
     half: dict[str, Any] = {"rounds": 4, "feddadil.encoder-share": 0.5}
@@ -106,15 +87,6 @@ def test_stage_1_is_fedavg_bit_for_bit(domains: list[Node]) -> None:
         {"model"},
         {"model", "atoms"},
     ]
-
-
-def test_the_encoder_goes_once_to_every_site(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil")
-    bench.round(1)
-    bench.round(2)
-    for name in SITES:
-        assert [set(sent) for sent in received(bench, name)] == [{"model", "atoms"}, {"atoms"}]
-    assert bench.notices == []
 
 
 def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: list[Node]) -> None:
@@ -294,23 +266,6 @@ def test_coordinates_are_kept_while_a_site_misses_rounds(
     assert "drawn anew" not in caplog.text
 
 
-def test_coordinates_survive_an_encoder_that_is_sent_again(
-    domains: list[Node], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A restarted server sends the encoder again; the coordinates must not be drawn anew."""
-    bench = Bench(domains, "feddadil", rounds=4)
-    bench.round(1)
-    before = dictionary_of(domains[0])
-    assert isinstance(bench.strategy, FedDaDiL)
-    bench.strategy.has_encoder.clear()
-    bench.round(2)
-    after = dictionary_of(domains[0])
-    assert after is not before and after.coordinates(1).equal(before.coordinates(1))
-    assert "drawn anew" not in caplog.text
-    assert after.coordinates(0).equal(before.coordinates(0))  # of no round yet: the first ones
-    assert not after.coordinates(0).equal(after.coordinates(1))
-
-
 @pytest.mark.parametrize("value", [np.nan, -0.2, 0.7])
 def test_a_site_refuses_atoms_whose_labels_are_no_probabilities(
     domains: list[Node], value: float
@@ -338,38 +293,12 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
     assert len(received(bench, "bert")) == 1 and len(received(bench, "anna")) == 2
 
 
-@pytest.mark.slow
-def test_a_large_rate_would_drive_coordinates_to_a_vertex(domains: list[Node]) -> None:
-    def smallest(rate: float) -> float:
-        resident.cache_clear()
-        bench = Bench(domains, "feddadil", rounds=6, **{"feddadil.lr-coordinates": rate})
-        for server_round in range(1, 7):
-            bench.round(server_round)
-        return min(float(dictionary_of(n)._coordinates[6].max()) for n in domains)
-
-    assert smallest(50.0) > 0.99
-    assert smallest(0.02) < 0.9
-
-
-def test_only_few_rounds_of_coordinates_stay_on_disk(domains: list[Node], tmp_path: Path) -> None:
-    bench = Bench(stateful(domains, tmp_path), "feddadil", rounds=4)
-    for server_round in range(1, 5):
-        bench.round(server_round)
-    names = sorted(p.name for p in (tmp_path / "anna").glob("*.coordinates.*"))
-    assert names == [f"run.feddadil-0.{r}.coordinates.safetensors" for r in (3, 4)]
-
-
 # ---- what a site does --------------------------------------------------------------------------
 
 
-def test_the_loss_falls(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil", rounds=8)
-    found = [bench.round(r)[1] for r in range(1, 9)]
-    for name in ("loss", *(f"reconstruction/{s}" for s in SITES)):
-        assert found[-1][name] < 0.7 * found[0][name], name
-
-
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -402,38 +331,6 @@ def test_a_round_works_with_every_choice_of_settings(
         assert np.isfinite(entry["loss"])
         counts = entry[f"accuracy-{settings.get('predict', 'reconstruction')}"]
         assert entry["accuracy"] == counts
-
-
-def test_with_travel_batch_only_some_points_change_and_cross(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil", **{"feddadil.travel": "batch"})
-    assert isinstance(bench.strategy, FedDaDiL)
-    bench.begin()
-    before = {n: a.copy() for n, a in bench.strategy.atoms().items()}
-    bench.round()
-    moved = (bench.strategy.memory.arrays["atoms"].unpack()["z"] != before["z"]).any(axis=(0, 2))
-    assert moved.sum() == 12 and set(np.flatnonzero(moved)) == set(bench.strategy.chosen)
-    assert sent_back(bench, "anna")[0]["z"].shape == (3, 12, 16)
-    (q,) = bench.strategy.configure_evaluate(
-        1, bench.strategy.packed(bench.model), ConfigRecord(), bench.grid
-    )
-    # The target tests with the whole dictionary.
-    assert records.read(q.content)[0]["atoms"].unpack()["z"].shape == (3, 24, 16)
-
-
-def test_features_are_extracted_once(
-    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[int] = []
-    features = models.Model.features
-
-    def counted(self: models.Model, x: torch.Tensor) -> torch.Tensor:
-        seen.append(len(x))
-        return features(self, x)
-
-    monkeypatch.setattr(models.Model, "features", counted)
-    run(domains, runs | {"method": "feddadil", "rounds": 3, "run.refine": "none"})
-    # Each training set once, and the target's test set.
-    assert sorted(seen) == sorted([40, 48, 50, 60, 24])
 
 
 def test_mini_batches_are_balanced_where_there_are_labels(domains: list[Node]) -> None:
@@ -484,7 +381,9 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 # ---- heads, results, prediction ----------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -514,7 +413,9 @@ def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path: Path) -> None:
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)
@@ -531,7 +432,9 @@ def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path:
         finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly(
+    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
+)
 def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,58 +449,3 @@ def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     again = server_run.execute(config, ScriptedGrid(nodes), Journal())
     of = [r["trainings"]["feddadil"][0]["rounds"][-1] for r in (whole, again)]
     assert of[0]["loss"] == of[1]["loss"] and of[0]["test_loss"] == of[1]["test_loss"]
-
-
-def test_a_target_notes_points_barycenter_and_distilled_set(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    nodes = stateful(domains, tmp_path)
-    run(nodes, {"method": "feddadil", "feddadil.distil": 2, "run.dir": str(tmp_path / "runs")})
-    found = list(tmp_path.rglob("dictionary.npz"))
-    assert [p.relative_to(tmp_path).parts[0] for p in found] == ["town"]
-    with np.load(found[0]) as noted:
-        assert noted["points"].shape == (48, 16) and noted["barycenter"].shape == (24, 16)
-        assert noted["distilled"].shape == (8, 16)
-        assert noted["distilled_labels"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_atoms_explain_a_site_better_than_noise(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil", rounds=8)
-    for server_round in range(1, 9):
-        bench.round(server_round)
-    atoms = bench.strategy.memory.arrays["atoms"].unpack()
-    z, y = (torch.from_numpy(atoms[name].copy()) for name in "zy")
-    site = dictionary_of(domains[-1])
-    alpha = site.coordinates(8)
-    b = optimal_transport.barycenter(z, y, alpha)
-    cost = optimal_transport.feature_cost(b.z, site.points)
-    assert (
-        optimal_transport.moved_cost(optimal_transport.solve(cost), cost) < 0.5 * site.spread + 0.1
-    )
-    assert feddadil.scaling(site.features, "scalar")(site.features).equal(site.points)
-
-
-@pytest.mark.slow
-def test_the_page_shows_errors_heads_barycenter_and_distilled_set(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    nodes = stateful(domains, tmp_path / "runs" / "run" / "sites")
-    settings = {"method": "feddadil", "rounds": 2, "run.dir": str(tmp_path / "runs")}
-    results, _ = run(nodes, settings)
-    folder = tmp_path / "runs" / "run"
-    text = page.write(results, tmp_path / "page.html", folder).read_text()
-    for heading in (
-        "Accuracy on town by head",
-        "Reconstruction error of each site",
-        "Barycenter over the target",
-        "Distilled set over the target",
-    ):
-        assert text.count(f"<h3>{heading}</h3>") == 1
-    assert "FedDaDiL-E" in text and "reconstruction/anna" not in text
-    (noted,) = folder.rglob("dictionary.npz")
-    with np.load(noted) as file:
-        arrays = dict(file)
-    arrays["barycenter_labels"] = np.zeros(3)
-    np.savez(noted, allow_pickle=False, **arrays)
-    broken = page.write(results, tmp_path / "page.html", folder).read_text()
-    assert "do not have the expected shapes" in broken and "<h3>Distilled" not in broken

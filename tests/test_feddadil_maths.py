@@ -28,9 +28,6 @@ def model(name: str, shape: tuple[int, ...], classes: int, **more: str) -> dict[
     return models.to_arrays(models.build(ModelConfig(name=name, **more), shape, classes, 0))  # type: ignore[arg-type]
 
 
-# Rounds and settings
-
-
 def test_the_first_rounds_train_the_encoder():
     share = feddadil.Config(encoder_share=0.5)
     assert [share.encoder_rounds(rounds) for rounds in (1, 2, 5, 20)] == [0, 1, 2, 10]
@@ -62,6 +59,9 @@ def test_the_layout_follows_from_the_settings_and_the_models_width():
     assert [(e.name, e.shape) for e in part.entries] == [("z", (3, 20, 7)), ("y", (3, 20, 4))]
     whole = feddadil.layout(options, manifest, whole=True)
     assert sum(e.size for e in whole.entries) == 3 * 50 * (7 + 4)  # eq. 13
+
+
+# Rounds and settings
 
 
 # Atoms
@@ -153,15 +153,15 @@ def test_a_random_sites_atoms_keep_their_variance_and_their_mean_does_not():
     assert sum(counts) == 40 and min(counts) > 8
 
 
-# Labels and coordinates
-
-
 def test_logits_of_labels():
     y = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
     v = feddadil.logits_of(y)
     assert v.isfinite().all()
     torch.testing.assert_close(v.softmax(dim=1), y, atol=2e-6, rtol=0)
     assert twin.softmax(v[0].tolist()) == pytest.approx([0.25, 0.75])
+
+
+# Labels and coordinates
 
 
 def test_the_gradient_for_logits_matches_autograd():

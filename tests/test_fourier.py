@@ -14,6 +14,30 @@ from tests.reference import fourier as twin
 SIGMAS = (0.5, 1.0, 2.0)
 
 
+def spread(M: int) -> tuple[float, float, float]:
+    """Return the errors (RMS) of kernel, MMD^2 and its gradient over ten draws of M frequencies."""
+    S, T = domains()
+    exact = torch.tensor([[twin.kernel(s, t, SIGMAS) for t in T.tolist()] for s in S.tolist()])
+    mmd2 = twin.mmd2(S.tolist(), T.tolist(), SIGMAS)
+    slopes = [
+        torch.tensor(twin.mmd2_gradient(a.tolist(), b.tolist(), SIGMAS), dtype=torch.float64)
+        for a, b in ((S, T), (T, S))
+    ]
+    errors = torch.zeros(3, dtype=torch.float64)
+    for seed in range(10):
+        W = frequencies(M, seed)
+        w = exchanged(S, T, W)
+        kernel = fourier.embed(S, W) @ fourier.embed(T, W).T
+        errors[0] += ((kernel - exact) ** 2).mean()
+        errors[1] += (w @ w - mmd2) ** 2
+        for z, role, slope in zip((S, T), ("source", "target"), slopes, strict=True):
+            x = z.clone().requires_grad_()
+            (found,) = torch.autograd.grad(fourier.mapping_loss(x, W, w, role), x)  # type: ignore[arg-type]
+            errors[2] += ((found - slope) ** 2).sum() / (slope**2).sum() / 2
+    kernel, distance, gradient = (errors / 10).sqrt().tolist()
+    return kernel, distance / mmd2, gradient
+
+
 def domains() -> tuple[Tensor, Tensor]:
     """Draw two clouds of points that overlap."""
     g = generator("domains")
@@ -71,30 +95,6 @@ def test_kernel_by_hand() -> None:
     assert float(phi[0] @ phi[1]) == pytest.approx(wanted, abs=0.01)
 
 
-def spread(M: int) -> tuple[float, float, float]:
-    """Return the errors (RMS) of kernel, MMD^2 and its gradient over ten draws of M frequencies."""
-    S, T = domains()
-    exact = torch.tensor([[twin.kernel(s, t, SIGMAS) for t in T.tolist()] for s in S.tolist()])
-    mmd2 = twin.mmd2(S.tolist(), T.tolist(), SIGMAS)
-    slopes = [
-        torch.tensor(twin.mmd2_gradient(a.tolist(), b.tolist(), SIGMAS), dtype=torch.float64)
-        for a, b in ((S, T), (T, S))
-    ]
-    errors = torch.zeros(3, dtype=torch.float64)
-    for seed in range(10):
-        W = frequencies(M, seed)
-        w = exchanged(S, T, W)
-        kernel = fourier.embed(S, W) @ fourier.embed(T, W).T
-        errors[0] += ((kernel - exact) ** 2).mean()
-        errors[1] += (w @ w - mmd2) ** 2
-        for z, role, slope in zip((S, T), ("source", "target"), slopes, strict=True):
-            x = z.clone().requires_grad_()
-            (found,) = torch.autograd.grad(fourier.mapping_loss(x, W, w, role), x)  # type: ignore[arg-type]
-            errors[2] += ((found - slope) ** 2).sum() / (slope**2).sum() / 2
-    kernel, distance, gradient = (errors / 10).sqrt().tolist()
-    return kernel, distance / mmd2, gradient
-
-
 def test_more_features_approximate_mmd_and_its_gradient_better() -> None:
     few, some, many = spread(30), spread(480), spread(7680)
     for a, b, c in zip(few, some, many, strict=True):
@@ -140,9 +140,6 @@ def test_the_gradient_of_the_reference_is_its_derivative() -> None:
             assert slope[i][j] == pytest.approx(change / (2 * h), abs=1e-7)
 
 
-# ---- as a discriminator ------------------------------------------------------------------------
-
-
 def test_mean_embeddings_are_the_gradients_of_a_linear_discriminator() -> None:
     """They are the gradients of the critic's halves at any w; the best w is the witness."""
     (S, T), W = domains(), frequencies(20)
@@ -156,6 +153,9 @@ def test_mean_embeddings_are_the_gradients_of_a_linear_discriminator() -> None:
     mu = [fourier.mean_embedding(z, W) for z in (S, T)]
     (at_best,) = torch.autograd.grad(-(w @ (mu[0] - mu[1])) + w @ w / 2, w)
     assert float(at_best.abs().max()) < 1e-12
+
+
+# ---- as a discriminator ------------------------------------------------------------------------
 
 
 def test_the_mean_and_the_witness_pass_no_gradient_to_the_encoder() -> None:

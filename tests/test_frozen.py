@@ -1,7 +1,5 @@
 """Networks whose pretrained part stays as it is: what learns, what crosses, what sites compute."""
 
-import io
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import safetensors.torch
 import torch
 import torchvision
 from flwr.app import Message
-from rich.console import Console
 from torch import Tensor
 
 from clients import fedavg
@@ -23,11 +20,10 @@ from clients.site.frozen import Frozen
 from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import data, models, plugins, records
-from fedda.config import InputConfig, ModelConfig
-from fedda.errors import Code, ConfigError, ModelError, PolicyError, RosterError
+from fedda.config import ModelConfig
+from fedda.errors import Code, ModelError, PolicyError, RosterError
 from fedda.models import export
 from fedda.models.ready import ready
-from fedda.results.progress import Display
 from fedda.settings import RunConfig, Task
 from server.simulation import LocalGrid
 from tests.local_grid import Bench, Node, run
@@ -130,20 +126,6 @@ def test_the_bottleneck_by_hand() -> None:
     torch.testing.assert_close(dropped[alive], 2 * normed[alive])  # dropout scales by 1 / (1 - .5)
 
 
-def test_a_bottleneck_stands_on_every_network_and_learns_faster_than_pretrained_layers() -> None:
-    plain = ModelConfig(name="digit-cnn", bottleneck=6)
-    model = models.build(plain, (1, 8, 8), 5, seed=0)
-    assert model.width == 6 and len(model.groups(0.1)) == 1
-    model = models.build(config(bottleneck=6, train="last-block"), IMAGES, 5, seed=0)
-    slow, fast = model.groups(0.1)
-    assert (slow["lr"], fast["lr"]) == (0.1, 1.0)
-    new = {"encoder.bottleneck.linear", "encoder.bottleneck.norm", "head"}
-    assert {name.rpartition(".")[0] for name in model.fresh} == new
-    assert len(slow["params"]) + len(fast["params"]) == len(list(model.parameters()))
-    (group,) = models.build(config(bottleneck=6, train="bottleneck"), IMAGES, 5, seed=0).groups(0.1)
-    assert group["lr"] == 0.1  # all that learns is new
-
-
 def test_the_frozen_part_never_changes() -> None:
     kept = config(train="last-block")
     part = models.backbone(kept, IMAGES)
@@ -191,41 +173,6 @@ def test_impossible_settings_are_refused(given: dict[str, Any], sentence: str) -
         models.build(config(**given), IMAGES, 3, seed=0)
 
 
-@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "test_mambaout"])
-def test_networks_of_timm_may_have_layers_after_the_pooling(name: str) -> None:
-    """Timm's `num_features` does not count those, and is not their number of features."""
-    own = config(name=f"timm:{name}", weights="none", train="all")
-    assert models.build(own, (3, 64, 64), 5, seed=0)(images(2, (3, 64, 64))).shape == (2, 5)
-
-
-def test_a_network_of_timm_that_gives_no_features_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    own = config(name="timm:resnet10t", weights="none", train="all")
-    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 3))
-    with pytest.raises(ModelError, match=r"resnet10t gives an array of shape \(4, 62, 62\)"):
-        models.build(own, (3, 64, 64), 5, seed=0)
-    monkeypatch.setattr("fedda.models.ready.create_timm", lambda *_: torch.nn.Conv2d(3, 4, 99))
-    with pytest.raises(ModelError, match=r"cannot make resnet10t for images of 80 x 80 pixels"):
-        models.build(own, (3, 80, 80), 5, seed=0)
-
-
-def test_a_run_may_name_a_network_of_timm_and_crop_to_its_size() -> None:
-    own = {"model.name": VIT, "model.weights": "default", "input.resize": "crop"}
-    chosen = RunConfig.parse(own)
-    chosen.check()
-    assert models.inputs(chosen.input, chosen.model).size == 160
-    with pytest.raises(ConfigError, match=r"set input\.size"):
-        RunConfig.parse({"input.resize": "crop"}).check()
-
-
-def test_images_take_the_size_of_the_weights() -> None:
-    assert models.inputs(InputConfig(), config()).size == 224
-    assert models.inputs(InputConfig(), config(name=VIT, weights="default")).size == 160
-    assert models.inputs(InputConfig(size=96), config()).size == 96
-    assert models.inputs(InputConfig(), config(weights="none")).size == 0
-
-
 # ---- at a site ---------------------------------------------------------------------------------
 
 
@@ -268,7 +215,7 @@ def test_outputs_are_computed_once_and_kept(tmp_path: Path, monkeypatch: Any) ->
     assert torch.equal(Frozen(device, tmp_path, "").outputs("train", task, unlabelled()).x, found.x)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/models")
 def test_augmented_views_are_computed_once_and_drawn_from(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +246,7 @@ def test_augmented_views_are_computed_once_and_drawn_from(
     assert not torch.equal(seen[0][0], seen[0][1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/models")
 def test_a_site_uses_only_its_own_weights(tmp_path: Path) -> None:
     """The server's word can neither open a file at a site nor make it use other weights."""
     here, device = save_weights("resnet18", tmp_path), torch.device("cpu")
@@ -427,15 +374,3 @@ def test_a_policy_counts_the_frozen_part(domains: list[Node]) -> None:
     check_parameters(request, 4_000_000)
     with pytest.raises(PolicyError, match=r"3,4\d\d,\d\d\d values .* takes 3,000,000 at most"):
         check_parameters(request, 3_000_000)
-
-
-def test_what_features_take_is_told_from_the_start() -> None:
-    """A run's display takes these lines, and leaves the log as it was."""
-    said = io.StringIO()
-    progress = logging.getLogger("fedda.progress")
-    before = progress.level, list(progress.handlers)
-    with Display(console=Console(file=said)):
-        site = Frozen(torch.device("cpu"), None, "", "anna")
-        site.outputs("train", task_of(config(train="bottleneck")), unlabelled())
-    assert "computing features of 6 images of anna" in said.getvalue()
-    assert (progress.level, progress.handlers) == before

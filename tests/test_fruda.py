@@ -18,7 +18,6 @@ from fedda import models, packing, records
 from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
-from fedda.contrib.report import page
 from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireError
 from fedda.exchange.in_process import LocalStream
@@ -392,7 +391,7 @@ def test_the_soft_maximum_by_hand_and_its_weights_are_mdans() -> None:
     assert g.tolist() == pytest.approx(mdan.weights(m.detach(), 1.0).tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/fruda.py", "strategies/fruda.py")
 def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -626,9 +625,6 @@ def test_a_candidate_that_ends_the_exchange_is_left_out_of_the_next_try(
     assert said == ["the exchange of an earlier try ended because of it; it is no candidate"]
 
 
-LEFT_OUT = ("refused", "bert")
-
-
 def test_candidates_that_fail_each_time_are_left_out(
     several: list[Node], runs_in: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,6 +639,9 @@ def test_candidates_that_fail_each_time_are_left_out(
     monkeypatch.setattr(client, "measured", fail)
     training = runs_in(several)
     assert [r["name"] for r in training["selection"]["candidates"]] == ["carl"]
+
+
+LEFT_OUT = ("refused", "bert")
 
 
 @pytest.mark.parametrize("factor", [0.0, 1e30])
@@ -739,6 +738,7 @@ def stop_in(target: str, server_round: int) -> Listener:
     return listen
 
 
+@pytest.mark.nightly("clients/fruda.py", "strategies/fruda.py")
 @pytest.mark.parametrize(
     "server_round",
     [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
@@ -841,9 +841,6 @@ def test_a_sites_own_limit_holds_for_critics_too(
     assert all(least <= each < least + 60 for each in fewest)
 
 
-# ---- what people see ---------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_progress_names_the_collaborator_and_counts_shorter_trainings(
     line: list[Node], tmp_path: Path
@@ -875,13 +872,3 @@ def test_a_collaborators_weight_counts_where_it_takes_part(chain: Any) -> None:
         [read.others(results, t) for t in trainings.values()],
     )
     assert weights == {"home": pytest.approx(2 / 3), "near": pytest.approx(1 / 3)}
-
-
-@pytest.mark.slow
-def test_the_page_shows_the_chain(line: list[Node], tmp_path: Path) -> None:
-    settings = CHAIN | SHORT | {"run.dir": str(tmp_path), "fruda.sequence": "near,far"}
-    results = simulate(RunConfig.parse(settings), line, Journal(), "process")
-    text = page.write(results, tmp_path / "page.html", tmp_path / "chain").read_text()
-    words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text))
-    assert "Who learned from whom: FRUDA home (source) near : accuracy" in words
-    assert "near, by ocs candidate eps theta W1 bound chosen home" in words

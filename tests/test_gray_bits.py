@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, PngImagePlugin
-from typer.testing import CliRunner
 
 import fedda
-from clients.site.memory import Site
 from fedda import data, models
-from fedda.cli.data import app
-from fedda.config import Inputs
-from fedda.data.cache import Cache
-from fedda.data.depth import Gray, in_words
 from fedda.data.samples import DEEP
 from fedda.errors import ConfigError, DataError
 
-FEW = ["--min-images", "2"]
 TWELVE = data.Reading(gray_bits=12)
 SCAN = np.array([[0, 8, 9, 2047], [2048, 3000, 4086, 4095]], np.uint16)
 
@@ -89,17 +82,6 @@ def test_hints_that_do_not_define_the_scale_are_not_used(tmp_path: Path) -> None
     assert found == [naive(full, 16), naive(full // 2, 16)]
 
 
-def test_images_of_8_bits_stay(tmp_path: Path) -> None:
-    eight = np.arange(8, dtype=np.uint8).reshape(2, 4)
-    site = scans(tmp_path, SCAN, eight)
-    assert data.load_source(site, reading=TWELVE).x[1, 0].tolist() == eight.tolist()
-    assert data.describe(site, "source", TWELVE).gray == (
-        "0 to 4095 (12 bits) become 0 to 255; 8 bits stay as they are"
-    )
-    assert data.describe(scans(tmp_path / "x", eight), "source").gray == ""
-    assert in_words({8, 12, 16}, Gray()).startswith("0 to 4095 (12 bits) and 0 to 65535 (16 bits)")
-
-
 def test_a_value_above_white_is_refused_by_name(tmp_path: Path) -> None:
     site = scans(tmp_path, SCAN, SCAN + 1)
     with pytest.raises(DataError, match=r"b/1.png has the value 4096.*end at 4095.*--gray-bits 13"):
@@ -126,52 +108,10 @@ def test_a_set_that_is_almost_black_is_doubted(tmp_path: Path) -> None:
     assert not data.verify(scans(tmp_path / "flat", SCAN.astype(np.uint8)), "target").warnings
 
 
-def test_the_doubt_is_logged_where_nobody_asks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    data.load_target(scans(tmp_path, SCAN))
-    assert "almost black" in caplog.text
-    caplog.clear()
-    data.load_target(tmp_path, reading=TWELVE)
-    assert not caplog.text
-
-
-def test_commands_take_and_show_it(tmp_path: Path) -> None:
-    site, out = scans(tmp_path / "site", SCAN, SCAN // 2), tmp_path / "sheet.png"
-    runner = CliRunner(env={"COLUMNS": "200"})
-    plain = runner.invoke(app, ["check", str(site), *FEW])
-    assert plain.exit_code == 0 and "0 to 65535 (16 bits)" in plain.output
-    assert "almost black" in plain.output
-    told = runner.invoke(app, ["check", str(site), "--gray-bits", "12", *FEW])
-    assert "0 to 4095 (12 bits)" in told.output and "warning" not in told.output
-    for bits, doubted in (("auto", True), ("12", False)):
-        shown = runner.invoke(app, ["show", str(site), "--out", str(out), "--gray-bits", bits])
-        assert shown.exit_code == 0 and ("almost black" in shown.output) == doubted
-    wrong = runner.invoke(app, ["check", str(site), "--gray-bits", "10"])
-    assert wrong.exit_code == 1 and "--gray-bits 12 or more" in wrong.output
-
-
-def test_a_site_trains_on_what_it_says(tmp_path: Path) -> None:
-    site = scans(tmp_path / "site", *[SCAN] * 8)
-    node = {"role": "source", "name": "x", "data": str(site), "reproducible": True}
-    node |= {"min-images": 4, "gray-bits": "12"}
-    found = Site(node).training(Inputs((1, 0, 0)))
-    assert found.x[0, 0].tolist() == naive(SCAN, 12)
-    with pytest.raises(ConfigError, match="--gray-bits"):
-        Site(node | {"gray-bits": "99"})
-
-
 def test_predictions_read_the_same_scale(tmp_path: Path) -> None:
     site = scans(tmp_path, SCAN)
     ((names, examples),) = data.stream(site, (1, 2, 4), 9, reading=TWELVE)
     assert names == ["train/a/0.png"] and examples.x[0, 0].tolist() == naive(SCAN, 12)
-
-
-def test_the_disk_keeps_each_scale_apart(tmp_path: Path) -> None:
-    site, cache = scans(tmp_path / "site", SCAN), Cache(tmp_path / "cache", always=True)
-    for bits in (12, 16, 12):
-        found = data.load_target(site, cache=cache, reading=data.Reading(gray_bits=bits))
-        assert found.x[0][0].tolist() == naive(SCAN, bits)
 
 
 def test_a_simulated_run_s_model_reads_as_its_sites_did(tmp_path: Path) -> None:
@@ -192,10 +132,3 @@ def test_a_simulated_run_s_model_reads_as_its_sites_did(tmp_path: Path) -> None:
     network, _ = models.load(tmp_path / "run" / "model.safetensors")
     expected = [meta.classes[i] for i in models.predict(network, x).argmax(dim=1)]
     assert sorted(told) == sorted(expected) and len({*told}) == 2  # read as 16 bits all are dark
-
-
-def test_a_run_may_say_the_bits_for_all_sites(tmp_path: Path) -> None:
-    site = scans(tmp_path / "site", *[SCAN] * 8)
-    node = {"role": "source", "name": "x", "data": str(site), "reproducible": True}
-    found = Site(node | {"min-images": 4}).training(Inputs((1, 0, 0), window="12 bits"))
-    assert found.x[0, 0].tolist() == naive(SCAN, 12)

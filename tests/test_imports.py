@@ -30,15 +30,6 @@ HALVES = ("strategy", "client")
 # others run without it. A module that starts Flower's programs may be added.
 KNOW_FLOWER = {"fedda/lane/parcels.py", "fedda/lane/lane_end.py", "fedda/records.py"}
 
-# Trackers and exporters: only the module named here may import them, and no site may load them.
-ALONE = {
-    "torch.utils.tensorboard": {"server/curves.py"},
-    "prometheus_client": {"server/watching/metrics.py", "server/watching/live.py"},
-    "onnx": {"fedda/models/export.py"},
-    "onnxscript": {"fedda/models/export.py"},
-    "onnxruntime": {"fedda/models/export.py"},
-}
-
 
 def modules(*folders: str) -> list[Path]:
     return sorted(p for f in folders for p in (ROOT / f).rglob("*.py"))
@@ -113,49 +104,6 @@ def test_the_core_imports_flower_only_in_the_listed_modules() -> None:
     assert imports_flower(ROOT / "clients/node/bridge.py")  # so the check above can fail
 
 
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
-
-
-@pytest.mark.parametrize("package", ALONE)
-def test_only_one_module_imports_each_tracker_and_exporter(package: str) -> None:
-    def imports_package(path: Path) -> bool:
-        return any(within(module, package) for _, module in imports(path))
-
-    assert {name(path) for path in modules(*FOLDERS) if imports_package(path)} == ALONE[package]
-
-
-def eager(path: Path) -> set[str]:
-    """Return what is imported with a module, without the imports inside its functions."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [ast.Pass()]
-    without_bodies = ast.unparse(tree)
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(without_bodies)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {node.module or "", *(f"{node.module}.{a.name}" for a in node.names)}
-    return names
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["server/curves.py", "fedda/models/export.py"],
-)
-def test_trackers_and_exporters_are_imported_when_they_are_used(path: str) -> None:
-    assert eager(ROOT / path)
-    assert not [m for m in eager(ROOT / path) for package in ALONE if within(m, package)]
-
-
-def test_the_export_command_imports_nothing_heavy_for_its_help() -> None:
-    heavy = {"torch", "fedda.models.export", "fedda.models"}
-    assert "typer" in eager(ROOT / "fedda/cli/export.py")
-    assert not eager(ROOT / "fedda/cli/export.py") & heavy
-
-
 def loaded(*names: str) -> set[str]:
     """All modules of a process that imports these; indirect imports count, too."""
     code = f"import sys, {', '.join(names)}; print(*sys.modules)"
@@ -163,14 +111,6 @@ def loaded(*names: str) -> set[str]:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
-
-
-@pytest.mark.slow
-def test_a_site_loads_no_tracker_and_no_exporter() -> None:
-    """To import torchvision would take as long as all the rest, and few networks need it."""
-    found = loaded("clients.app", "clients.node.resident", "fedda.cli")
-    unneeded = {"server", "server.curves", "fedda.models.export", "torchvision"}
-    assert not found & {*ALONE, *unneeded}
 
 
 @pytest.mark.slow
@@ -327,17 +267,6 @@ def test_no_target_reads_a_label() -> None:
 def test_no_target_is_a_source_by_another_name() -> None:
     paths = [*modules("clients"), *plugged("client")]
     assert [text for path in paths for text in renamed(path)] == []
-
-
-def test_every_class_listed_as_a_reader_of_labels_reads_some() -> None:
-    """A listed class that reads no labels any more would hide a later one that does."""
-    for path, names in READERS.items():
-        by_name = {c.name: c for c in classes(ast.parse((ROOT / path).read_text()))}
-        assert all(reads_labels(by_name[each]) for each in names)
-    for path, expressions in OF_ATOMS.items():
-        tree = ast.parse((ROOT / path).read_text())
-        present = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.expr)}
-        assert expressions <= present
 
 
 def test_the_shared_client_reads_labels_only_in_its_test() -> None:

@@ -125,6 +125,8 @@ def accuracies(results: dict[str, Any], method: str) -> list[Any]:
 
 # ---- kills at points that have a name ------------------------------------------------------------
 
+NIGHTLY = pytest.mark.nightly("server/training.py", "server/checkpoint.py", "fedda/exchange")
+IN_GATE = ("source whose reply is half sent", "target in its test")
 HOLDS = {  # where a site of which method is killed, and what the run says of it
     "source at work": ("kd3a", "carl", "2", "hold"),
     "source whose reply is half sent": ("kd3a", "carl", "2", "hold push"),
@@ -133,7 +135,9 @@ HOLDS = {  # where a site of which method is killed, and what the run says of it
 }
 
 
-@pytest.mark.parametrize("where", HOLDS)
+@pytest.mark.parametrize(
+    "where", [w if w in IN_GATE else pytest.param(w, marks=NIGHTLY) for w in HOLDS]
+)
 def test_a_killed_site_changes_nothing(hub: Stopping, where: str) -> None:
     method, site, step, hold = HOLDS[where]
     hub.act(site, {step: [hold, 0]})
@@ -146,7 +150,9 @@ def test_a_killed_site_changes_nothing(hub: Stopping, where: str) -> None:
     assert_unchanged(hub, method, run.finish())
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", ["half written", *(pytest.param(p, marks=NIGHTLY) for p in POINTS if "half" not in p)]
+)
 def test_a_killed_program_is_resumed_after_its_last_checkpoint(hub: Stopping, point: str) -> None:
     run = stopped_at(hub, point, "kd3a", f"program-{point[:4]}")
     program = program_of(run.folder)
@@ -155,9 +161,7 @@ def test_a_killed_program_is_resumed_after_its_last_checkpoint(hub: Stopping, po
     assert_goes_on(hub, run, "kd3a", POINTS[point][1])
 
 
-@pytest.mark.parametrize(
-    "method", ["kd3a", pytest.param("dils", marks=pytest.mark.nightly("server", "fedda/exchange"))]
-)
+@pytest.mark.parametrize("method", ["kd3a", pytest.param("dils", marks=NIGHTLY)])
 def test_a_killed_server_is_resumed_after_its_last_checkpoint(hub: Stopping, method: str) -> None:
     """Its program is in the middle of a checkpoint, and ends with it."""
     run = stopped_at(hub, "half written", method, f"server-{method}")

@@ -1,7 +1,6 @@
-"""deploy/kubernetes/: its commands, probes and keys are those of the compose files."""
+"""deploy/kubernetes/: its commands and keys are those of the compose files."""
 
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -9,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fedda.halves import load
 from fedda.ops import certificate, keys
-from tests.command_lines import command_lines, parse
-from tests.rendered import FOLDERS, ROOT, Object, containers, settings, words, workloads
-from tests.test_deploy import ENV, SITES, services
+from tests.command_lines import parse
+from tests.rendered import FOLDERS, ROOT, Object, words, workloads
+from tests.test_deploy import SITES, services
 
 # ---- commands ----------------------------------------------------------------------------------
 
@@ -56,79 +54,6 @@ def test_commands_are_accepted_and_are_those_of_compose(folder: str) -> None:
             )
 
 
-def test_the_demos_sites_are_those_of_the_compose_demo() -> None:
-    compose = services("compose.demo.yml")
-    found = {}
-    for space, pod in workloads("overlays/demo"):
-        line = words("overlays/demo", space, pod["spec"]["containers"][0])
-        if line[0] == "fedda-client":
-            params = parse(line)
-            assert space == f"fedda-demo-{params['name']}"
-            assert params["superlink"] == "server.fedda-demo.svc:8443"
-            found[params["name"]] = params["role"]
-    assert found == {name: parse(compose[name]["command"])["role"] for name in SITES}
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_commands_of_init_containers_are_accepted(folder: str) -> None:
-    for space, pod in workloads(folder):
-        for container in pod["spec"].get("initContainers", ()):
-            shell, flag, script = container["command"]
-            assert (shell, flag) == ("sh", "-c")
-            for name, value in settings(folder, space, container).items():
-                script = script.replace(f"${name}", value)
-            assert "$" not in script
-            (line,) = command_lines(script)
-            parse(line)
-            for path in re.findall(r"(?<![\w.])/\w+", script):
-                assert Path(path) in mounts(container)
-                assert not mounts(container)[Path(path)]
-
-
-def test_the_certificate_has_the_names_that_sites_dial() -> None:
-    """In the cluster the service's names; for others the one in the ConfigMap."""
-    for folder, space, outside in (
-        ("overlays/demo", "fedda-demo", "server.fedda-demo.svc"),
-        ("overlays/hub", "fedda", "hub.example.org"),
-    ):
-        ((namespace, container),) = [
-            (space, each) for space, _, each in containers(folder) if each["name"] == "certificate"
-        ]
-        script = container["command"][-1]
-        for name, value in settings(folder, namespace, container).items():
-            script = script.replace(f"${name}", value)
-        inside = ("server", f"server.{space}", f"server.{space}.svc")
-        assert parse(next(command_lines(script)))["host"] == (outside, *inside)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_probes_ask_as_compose_does(folder: str) -> None:
-    for space, pod in workloads(folder):
-        (container,) = pod["spec"]["containers"]
-        asked = container["readinessProbe"]["exec"]["command"]
-        if "ports" in container:
-            like = services("compose.server.yml")["server"]["healthcheck"]["test"][1:]
-            assert container["startupProbe"]["exec"]["command"] == asked == like
-            life = container["livenessProbe"]["httpGet"]
-            assert life == {"scheme": "HTTPS", "path": "/health", "port": "sites"}
-        else:
-            env = {**ENV, "HOST": "$HOST"}
-            like = services("compose.client.yml", env)["client"]["healthcheck"]["test"][1:]
-            script = asked[2].replace('"', "").replace("$SERVER", "$HOST:8443")
-            assert asked[:2] == ["sh", "-c"] and script.split() == ["exec", *like]
-            params = parse(words(folder, space, container))
-            assert asked[2].split()[-2:] == [str(params["ca"]), str(params["state_dir"])]
-            assert "livenessProbe" not in container
-            assert "SERVER" in settings(folder, space, container)
-
-
-def test_the_example_sites_policy_is_a_fresh_one() -> None:
-    """Renew it with `fedda policy init`."""
-    text = (ROOT / "overlays/clinic-a/policy.toml").read_text()
-    assert text == load("clients", "policy.words").FRESH
-    load("clients", "policy.rules").Policy.read(ROOT / "overlays/clinic-a/policy.toml")
-
-
 # ---- keys --------------------------------------------------------------------------------------
 
 KUBECTL = """#!/bin/sh
@@ -151,7 +76,7 @@ exec "$@"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("deploy/kubernetes", "fedda/ops/keys.py")
 def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "kubectl"
     tool.parent.mkdir()

@@ -16,8 +16,6 @@ from fedda.cli import app
 from fedda.contrib.lab import labelled
 from fedda.errors import DataError
 
-DIGESTS = [bytes([i]) for i in range(200)]
-
 
 def test_an_interval_by_hand() -> None:
     """Of n images all right: the low end is where n in a row have a chance of 2.5 %."""
@@ -42,23 +40,6 @@ def test_intervals_hold_as_often_as_they_say(p: float, n: int) -> None:
     assert missed[0] <= 0.05
     assert all(missed[look] <= labelled.error_of(look) for look in (1, 2, 3))
     assert sum(labelled.error_of(look) for look in range(1, 1000)) < 0.05
-
-
-def test_models_are_compared_on_the_same_images() -> None:
-    """Ten images that only the first has right: 2 * .5 ** 10."""
-    first, second = [True] * 20, [True] * 10 + [False] * 10
-    assert labelled.differ(first, second) == pytest.approx(2 * 0.5**10)
-    assert labelled.differ(first, first) == 1.0
-
-
-def test_the_draw_is_random_and_the_same_again() -> None:
-    one, two = labelled.Drawn.of(DIGESTS, 50, 0), labelled.Drawn.of(DIGESTS, 50, 1)
-    assert one == labelled.Drawn.of(DIGESTS, 50, 0) and one.images != two.images
-    assert len(set(one.images)) == 50 and max(one.images) < 200
-    hits = np.zeros(200)
-    for seed in range(300):
-        hits[list(labelled.Drawn.of(DIGESTS, 50, seed).images)] += 1
-    assert hits.min() > 40 and hits.max() < 115  # 75 on average, with a deviation of 7.5
 
 
 @pytest.fixture(scope="module")
@@ -144,12 +125,3 @@ def test_bad_input_is_one_sentence(place: Path, tmp_path: Path) -> None:
     assert "holds no images" in said("--target", place / "t.npz", "--out", tmp_path, *judge[4:])
     with pytest.raises(DataError, match="no label"):
         labelled.answered([{"label": ""}], 1, ["a"])
-
-
-def test_rows_with_gaps_are_drawn_too(tmp_path: Path) -> None:
-    """To choose rows takes none of their values."""
-    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
-    x[::2, 1] = np.nan
-    np.savez(tmp_path / "t.npz", x=x)
-    drawn = run("--target", tmp_path / "t.npz", "--n", "5", "--out", tmp_path / "out")
-    assert drawn.exit_code == 0 and "5 of 60 rows" in drawn.output

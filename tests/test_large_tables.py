@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.cli import app
 from fedda.config import Inputs
-from fedda.data import Reading, cache, columns, npy
+from fedda.data import Reading, columns, npy
 from fedda.data.cache import Cache
 from fedda.data.own_columns import OwnColumns
 from fedda.data.stored import Stored
@@ -143,20 +141,6 @@ def test_a_site_trains_on_a_coded_table_that_stays_on_disk(table: Path, tmp_path
     assert len({*plain.x[:, 1].tolist()}) == 3  # ash, other kinds, and what fills gaps
 
 
-def test_odd_columns_are_found_across_parts(table: Path) -> None:
-    more = {
-        "number": [1000 + i for i in range(N)],
-        "again": [i % 100 for i in range(N)],  # different ones in each part
-        "outcome": [None if i % 2 else 5 for i in range(N)],
-    }
-    WRITERS[table.name](table, {"float": CELLS["float"], "label": LABEL} | more)
-    found = data.describe(table, "source")
-    odd = [w for w in found.warnings if w.startswith("the column")]
-    assert len(odd) == 2 and "number has another whole number in each row" in odd[0]
-    assert "outcome alone says each row's class" in odd[1]
-    assert found.gaps == N // 2 and found.counts == {"ill": 106, "well": 105}
-
-
 def test_a_cell_that_is_neither_is_named_wherever_it_lies(table: Path) -> None:
     odd: list[Any] = [str(i) for i in range(N)]
     for cells, row in (([*odd[:150], "a,b", *odd[151:]], 151), (["x", *odd[1:]], 1)):
@@ -187,41 +171,6 @@ def test_a_table_that_changes_meanwhile_is_refused(
             with monkeypatch.context() as patch, pytest.raises(DataError, match="start again"):
                 patch.setattr(columns, "parts", changed)
                 list(npz.examples("x_train"))
-
-
-def test_a_check_says_what_a_site_keeps_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.csv"
-    to_csv(path, {"float": CELLS["float"], "label": LABEL})
-    said = CliRunner().invoke(app, ["data", "check", str(path)])
-    assert said.exit_code == 0 and "--state-dir" not in said.output
-    monkeypatch.setattr(cache, "LARGE", 4 * N - 1)
-    said = CliRunner().invoke(app, ["data", "check", str(path)])
-    assert "private file under the --state-dir" in " ".join(said.output.split())
-
-
-def test_a_file_is_not_read_more_often_than_it_must(
-    table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A CSV file of gigabytes takes a minute each time."""
-    asked, real = list[str](), columns.parts
-
-    def counted(file: Path, wanted: Sequence[str], *more: Any) -> Iterator[Any]:
-        asked.append("+".join(wanted))
-        return real(file, wanted, *more)
-
-    monkeypatch.setattr(columns, "parts", counted)
-    reading = Reading.of(columns="values=float+whole")
-    data.load_target(table, reading=reading)
-    numbers = "float+whole"
-    assert asked == [f"{numbers}+split", numbers]  # and no label
-    asked.clear()
-    data.verify(table, "source", reading=reading)
-    assert asked == ["label", *[numbers] * 7]  # gaps, odd columns, values and digests, tests too
-    asked.clear()
-    data.load_source(table, reading=reading)
-    assert asked == [numbers]
 
 
 CHILD = """
@@ -255,7 +204,7 @@ except MemoryError:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/data")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and Linux's limit of memory")
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_table_takes_its_matrix_and_little_more(tmp_path: Path, name: str) -> None:

@@ -19,13 +19,10 @@ from torch import nn
 import fedda
 from fedda import plugins
 from fedda.cli import app
-from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RosterError, RunError
+from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RunError
 from fedda.library import simulated
 from fedda.library.outcome import Results
-from fedda.library.own_data import folder_of, images
-from fedda.ops.federation import PROGRAM
-from fedda.ops.spawn import Process
-from fedda.settings import as_keyword, defaults, named
+from fedda.library.own_data import folder_of
 from tests.patience import PATIENCE
 from tests.test_run import timeless
 
@@ -103,16 +100,6 @@ def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
         assert (ours.folder / "model.safetensors").read_bytes() == model
 
 
-@pytest.mark.slow
-def test_a_run_gives_the_numbers_of_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
-    words = ["run", "kd3a", "--simulate", folder, "--target", "t", "--dir", tmp_path / "runs"]
-    log = tmp_path / "log"
-    process = Process("run", [*PROGRAM, *map(str, words), *WORDS], log, os.environ)
-    assert process.popen.wait(PATIENCE) == 0, process.text()
-    ours = fedda.simulate(folder, target="t", dir=tmp_path / "ours" / "kd3a", **FEW)
-    same(ours.results, json.loads((tmp_path / "runs" / "kd3a" / "results.json").read_text()))
-
-
 class Impatient:
     """A display that interrupts the run after a round, as Ctrl-C does."""
 
@@ -130,7 +117,7 @@ class Impatient:
             raise KeyboardInterrupt
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_an_interrupted_run_goes_on(
     tmp_path: Path, finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +135,7 @@ def test_an_interrupted_run_goes_on(
         fedda.simulate(sites(), target="t", dir=place, **FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedda.Run) -> None:
     found = fedda.compare(sites(), ["kd3a"], target="t", seeds=2, dir=tmp_path / "c", **FEW)
     ours = {(s.variant, s.seed): s.last for s in found.scores}
@@ -189,7 +176,7 @@ def state() -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/library")
 def test_a_run_leaves_the_process_as_it_was() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -219,14 +206,6 @@ def test_a_temporary_folder_goes_with_its_run(tmp_path: Path, monkeypatch: Any) 
     assert not list(tmp_path.glob("fedda-*"))
 
 
-def test_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
-    place = tmp_path / "runs" / "mine"
-    for wrong in ({"target": "nobody"}, {"target": "t", "train_batch_size": 0}):
-        with pytest.raises(FeddaError):
-            fedda.simulate(sites(), dir=place, **{**FEW, **wrong})
-        assert not list(tmp_path.glob("fedda-*"))
-
-
 @pytest.mark.slow
 def test_importing_fedda_loads_next_to_nothing() -> None:
     code = "import sys, fedda; dir(fedda); fedda.__all__; print(*sys.modules)"
@@ -236,40 +215,7 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
     assert not loaded & {"torch", "numpy", "flwr", "pydantic", "typer", "fedda.library", "server"}
 
 
-def test_all_names_exist_and_are_typed() -> None:
-    stub = (ROOT / "fedda" / "__init__.pyi").read_text()
-    for name in fedda.__all__:
-        assert getattr(fedda, name) is not None
-        assert name in stub and name in dir(fedda)
-    with pytest.raises(AttributeError, match="no attribute 'simulated'"):
-        getattr(fedda, "simulated")  # noqa: B009
-    assert (ROOT / "fedda" / "py.typed").is_file()
-
-
 # ---- settings ----------------------------------------------------------------------------------
-
-
-def test_no_two_settings_have_the_same_keyword() -> None:
-    for method in plugins.methods():
-        every = [key.removeprefix(f"{method}.") for key in defaults()]
-        assert len({as_keyword(key) for key in every}) == len(every), method
-        assert all(as_keyword(key).isidentifier() for key in every)
-
-
-def test_settings_by_their_names() -> None:
-    assert named("kd3a", {"train_lr_end": 0.5}) == {"train.lr-end": 0.5}
-    assert named("kd3a", {"train.lr-end": 0.5}) == {"train.lr-end": 0.5}
-    assert named("kd3a", {"gate_low": 0.5, "vote": "hard"}) == {
-        "kd3a.gate.low": 0.5,
-        "kd3a.vote": "hard",
-    }
-    assert named("kd3a", {"model_hidden": [64, 32]}) == {"model.hidden": "64,32"}
-    assert named("kd3a", {"rounds": np.int64(3)}) == {"rounds": 3}
-    for wrong, text in (({"lr": 1}, "did you mean train.lr"), ({"nonsense_x": 1}, "no setting")):
-        with pytest.raises(ConfigError, match=text):
-            named("kd3a", wrong)
-    with pytest.raises(ConfigError, match="given twice"):
-        named("kd3a", {"train_lr": 1, "train.lr": 2})
 
 
 @pytest.mark.parametrize(
@@ -329,47 +275,6 @@ def test_a_site_can_be_a_folder(folder: Path, finished: fedda.Run) -> None:
     same(fedda.simulate(given, target="t", seeds=2, **FEW).results, finished.results.raw)
 
 
-def test_class_names_of_any_site_are_numbered_alike(tmp_path: Path) -> None:
-    x = site(1)[0][:4]
-    cats: dict[str, Any] = {
-        "a": (x, ["cat", "dog", "cat", "dog"]),
-        "b": (x, ["owl", "owl", "cat", "cat"]),
-    }
-    cats["t"] = (x, ["ant"] * 4, (x, ["dog"] * 4))
-    root = folder_of(cats, tmp_path / "d", ["t"])
-    for name, y in (("a", [0, 1, 0, 1]), ("b", [2, 2, 0, 0])):
-        with np.load(root / f"{name}.npz") as file:
-            assert file["classes"].tolist() == ["cat", "dog", "owl"]
-            assert file["y"].tolist() == y
-    with np.load(root / "t.npz") as file:
-        assert "y_train" not in file.files and file["y_test"].tolist() == [1] * 4
-    own = Pairs(x, np.array([0, 1, 0, 1]), ("cat", "dog"))
-    with np.load(folder_of({"a": own}, tmp_path / "e") / "a.npz") as file:
-        assert file["classes"].tolist() == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    ("given", "shape"),
-    [
-        (np.zeros((5, 8, 8), np.uint8), (5, 8, 8)),
-        (np.zeros((5, 8, 8, 1)), (5, 8, 8)),
-        (np.zeros((5, 8, 9, 3), np.uint8), (5, 8, 9, 3)),
-        (np.zeros((5, 3, 8, 9), np.int64), (5, 8, 9, 3)),
-        (np.zeros((5, 3, 8, 3), np.uint8), (5, 3, 8, 3)),
-        (torch.zeros(5, 3, 8, 3), (5, 8, 3, 3)),
-        (torch.zeros(5, 7), (5, 7)),
-    ],
-)
-def test_images_of_any_layout(given: Any, shape: tuple[int, ...]) -> None:
-    found = images(given, "x")
-    assert found.shape == shape
-    assert found.dtype == (np.float32 if len(shape) == 2 else np.uint8)
-
-
-def test_floats_become_bytes() -> None:
-    assert images(np.array([[[0.0, 0.5], [1.0, 0.2]]]), "x").tolist() == [[[0, 128], [255, 51]]]
-
-
 X = np.zeros((4, 8, 8), np.uint8)
 
 
@@ -397,11 +302,6 @@ def test_data_that_cannot_be_used_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(DataError, match=text):
         folder_of(given, tmp_path / "data")
-
-
-def test_sites_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(RosterError):
-        fedda.simulate({**sites(), "b": (np.zeros((9, 5)), np.arange(9) % 3)}, target="t", **FEW)
 
 
 # ---- networks ----------------------------------------------------------------------------------
@@ -458,48 +358,7 @@ def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
         fedda.simulate(sites(), target="t", network=network, **own(**changes))
 
 
-def test_a_network_of_ones_own_is_compared_in_this_process_alone() -> None:
-    found = fedda.compare(sites(), ["fedavg"], "t", 1, network=small, **own())
-    assert found.run("FedAvg", "t", 0).model.classes == ("0", "1", "2")
-    with pytest.raises(ConfigError, match="jobs above 1"):
-        fedda.compare(sites(), ["fedavg"], "t", 1, network=small, jobs=2, **own())
-
-
 # ---- results -----------------------------------------------------------------------------------
-
-
-def test_results_say_what_the_file_says(finished: fedda.Run) -> None:
-    results, raw = finished.results, finished.results.raw
-    assert (results.method, results.seeds, results.classes) == ("kd3a", (0, 1), ("0", "1", "2"))
-    assert results.accuracy == raw["final_accuracy"]
-    assert set(results.accuracies) == {"fedavg", "kd3a"}
-    assert [(t.method, t.seed) for t in results.trainings] == [
-        (method, seed) for method in ("fedavg", "kd3a") for seed in (0, 1)
-    ]
-    for training, noted in zip(results.of("kd3a"), raw["trainings"]["kd3a"], strict=True):
-        assert training.accuracies == tuple(each["accuracy"] for each in noted["rounds"])
-        assert training.weights == noted["rounds"][-1]["weights"]
-        assert set(training.weights) == {"a", "b", "t"}
-        assert training.bytes == noted["bytes"]
-        assert training.refined == (noted["refined"] or {}).get("accuracy")
-        assert [d.text for d in training.doubts] == [d["text"] for d in noted["doubts"]]
-
-
-def test_a_table_has_a_row_per_round(finished: fedda.Run) -> None:
-    pytest.importorskip("pandas")
-    table = finished.results.to_frame()
-    assert len(table) == 8  # two methods, two seeds, two rounds
-    last = table[(table["method"] == "kd3a") & (table["seed"] == 1) & (table["round"] == 2)]
-    assert last["accuracy"].item() == finished.results.of("kd3a")[1].accuracy
-    assert last["weight t"].item() == finished.results.of("kd3a")[1].weights["t"]
-
-
-def test_without_pandas_a_table_says_what_to_install(
-    finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(RunError, match=re.escape('pip install "fedda[frames]"')):
-        finished.results.to_frame()
 
 
 def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:
@@ -533,34 +392,6 @@ def test_a_model_that_stayed_at_its_target_is_found_there() -> None:
     assert not np.array_equal(
         run.model.probabilities(x), run.model_of(method="fedavg").probabilities(x)
     )
-
-
-def test_progress_is_shown_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    fedda.simulate(sites(), target="t", **{**FEW, "quiet": False})
-    assert "KD3A: 2 rounds" in capsys.readouterr().out
-    fedda.simulate(sites(), target="t", **FEW)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_several_targets_each_have_a_model() -> None:
-    given = {**sites(), "u": (site(6)[0], None)}
-    run = fedda.simulate(given, target=["t", "u"], baseline="none", **FEW)
-    with pytest.raises(ModelError, match=r"give one to run\.model_of"):
-        run.model  # noqa: B018
-    assert run.model_of("u").classes == ("0", "1", "2")
-    assert [t.accuracy is None for t in run.results.trainings] == [False, True]
-
-
-def test_what_is_odd_about_data_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a client says it at its start: classes that are nearly called the same, for example."""
-    x, _ = site(1)
-    words = np.array(["cat", "Cat ", "dog"] * 10)
-    odd = {"a": (x, words), "b": (x, words), "t": (x, None)}
-    for quiet in (False, True):
-        fedda.simulate(odd, target="t", **{**FEW, "quiet": quiet})
-        said = capsys.readouterr().err
-        text = "note: a: the classes 'Cat' and 'cat' differ only in case or spaces"
-        assert (text in said) is not quiet
 
 
 # ---- documentation -----------------------------------------------------------------------------

@@ -7,13 +7,9 @@ import hashlib
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +18,17 @@ import pytest
 import uvicorn
 from starlette.datastructures import Headers
 
-from fedda import plugins
 from fedda.contrib.report.page.live_page import SCRIPT, page
-from fedda.results.read import ABOUT
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import JournalReader, Story
-from fedda.settings import RunConfig, defaults
+from fedda.settings import RunConfig
 from server.run import claim
 from server.superlink.filter import LocalOnly
 from server.watching.live import EVENTS, METRICS, PAGE, Live, of_its_own, version_of
-from server.watching.watched import USUAL
 from tests.browser import CHROMIUM, browser
 from tests.patience import PATIENCE
 from tests.test_page import EVIL, Read
 from tests.test_story import SETTINGS, events
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -95,13 +86,6 @@ def test_without_a_run_the_page_shows_the_sites() -> None:
     assert "knows no run x" in Read(page(snapshot, "x", "v1")).words
 
 
-def test_a_run_is_found_by_name_number_and_folder(run: RunNow) -> None:
-    snapshot = sites(run)
-    for which in ("", "7", "r", run.folder):
-        assert snapshot.run(which) is snapshot.runs[0]
-    assert snapshot.run("old") is snapshot.runs[1] and snapshot.run("none") is None
-
-
 @pytest.mark.parametrize(
     ("told", "served"),
     [
@@ -117,27 +101,6 @@ def test_a_run_is_found_by_name_number_and_folder(run: RunNow) -> None:
 def test_another_page_gets_nothing(told: dict[str, str], served: bool) -> None:
     headers = [(f"sec-fetch-{name}".encode(), value.encode()) for name, value in told.items()]
     assert of_its_own(Headers(raw=headers)) == served
-
-
-MADE = """
-import sys
-from fedda.contrib.report.page.live_page import page
-from fedda.results.snapshot import RunNow, Snapshot
-print(page(Snapshot((), (RunNow(7, "r", sys.argv[1], "kd3a", "running"),)), "", "v1"))
-assert not {"torch", "sklearn", "matplotlib", "flwr"} & set(sys.modules), "they take much memory"
-"""
-
-
-def test_a_page_is_made_without_torch(run: RunNow) -> None:
-    def made() -> str:
-        command = [sys.executable, "-c", MADE, run.folder]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.returncode == 0, done.stderr
-        return Read(done.stdout).words
-
-    assert "FedAvg (source-only)" in made() and "train.lr" in made()
-    (run.path / ABOUT).unlink()  # as in the folder of an older version
-    assert "Training fedavg" in made() and f"fedda report {run.folder}" in made()
 
 
 def newest(watched: Callable[[], Snapshot]) -> tuple[Snapshot, Story]:
@@ -248,37 +211,6 @@ def nothing(*_: Any) -> Any:
     raise AssertionError("the page is not passed on")
 
 
-def test_no_page_is_made_of_a_large_journal(run: RunNow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.watching.live.LARGEST", 100)
-    old = replace(run, number=3, name="old", folder=str(run.path / "old"))
-    live = Live(nothing, lambda: replace(sites(run), runs=(run, old)), nothing)
-    large, other = asked(live, PAGE, f"{PAGE}?run=old")
-    assert large.status_code == 503 and f"`fedda attach {run.folder}` shows" in large.text
-    assert other.status_code == 200
-
-
-def test_pages_are_made_one_at_a_time_and_half_of_the_time(
-    run: RunNow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spans: list[tuple[float, float]] = []
-
-    def slow(snapshot: Snapshot, which: str, version: str) -> str:
-        began = time.monotonic()
-        time.sleep(0.1)
-        spans.append((began, time.monotonic()))
-        return which
-
-    made = {"live": plugins.Installed("live", "a test", slow)}
-    monkeypatch.setattr(plugins, "installed", {"pages": made}.get)
-    runs = tuple(replace(run, number=n, name=f"r{n}") for n in range(3))
-    live = Live(nothing, lambda: Snapshot((), runs), nothing)
-    addresses = [f"{PAGE}?run=r{n}" for n in (0, 1, 2, 2)]
-    assert [answer.text for answer in asked(live, *addresses)] == ["r0", "r1", "r2", "r2"]
-    assert len(spans) == 3  # the last again, as nothing has changed
-    for (_, ended), (began, _) in pairwise(spans):
-        assert began - ended >= 0.099
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [False, True], ids=["program", "page"])
 def test_idle_streams_keep_nobody_out(
@@ -323,7 +255,3 @@ def test_a_browser_follows_a_run(run: RunNow, tmp_path: Path, width: int) -> Non
         assert tab.ask("document.querySelector('#accuracy .tools').innerText").startswith("reduce")
         assert tab.ask("document.documentElement.scrollWidth") <= width
         assert tab.errors == []
-
-
-def test_the_server_knows_where_a_run_without_settings_is() -> None:
-    assert {key: defaults()[key] for key in USUAL} == USUAL

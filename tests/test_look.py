@@ -139,13 +139,6 @@ def test_no_number_tells_how_many_examples_there_are(n: int) -> None:
     assert any(told) and told == pytest.approx([round(x) for x in told], abs=1e-4)
 
 
-@pytest.mark.parametrize("gone", [9, 10, 19, 20])
-def test_gaps_are_told_in_tens(gone: int) -> None:
-    values = torch.ones(100, 1)
-    values[:gone] = torch.nan
-    assert summaries.column(values, None).missing == gone // 10 / 10
-
-
 def test_ten_values_far_out_decide_nothing_and_eleven_do() -> None:
     values = torch.from_numpy(rows(200, 1))
     made = []
@@ -173,22 +166,6 @@ def test_drift_is_its_naive_twin_s() -> None:
     assert summaries.drift([two, two], [unit, one]) == 0
 
 
-def test_no_number_is_too_large_for_a_drift() -> None:
-    large = torch.full((4,), 3e38)
-    assert summaries.drift([large, -large], [large, large]) == pytest.approx(2)
-
-
-def test_features_see_where_it_is_bright_and_where_edges_are() -> None:
-    x = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
-    x[:, :, :8, :8] = 255
-    found = summaries.features(x)[0]
-    assert found.shape == (32,)
-    assert found[0] == 1 and found[1:16].sum() == 0
-    edges = found[16:].reshape(4, 4)
-    assert edges[0, 0] == pytest.approx(15 / 64 + 1 / 64) and not edges[2:].any()
-    assert torch.equal(found, summaries.features(x[:, :1])[0])  # gray is no drift from colour
-
-
 # ---- what may leave ------------------------------------------------------------------------------
 
 
@@ -214,21 +191,6 @@ def test_no_site_tells_unless_its_policy_says_so(tmp_path: Path, policy: dict[st
     assert [s["name"] for s in made.seen["sites"]] == ["anna", "town"]
     (trouble,) = [e for e in Journal(made.folder / "journal.jsonl").troubles]
     assert (trouble["site"], trouble["text"]) == ("carl", Code.POLICY.public)
-
-
-def test_fewer_than_two_answers_are_one_sentence(tmp_path: Path) -> None:
-    nodes = two(tmp_path)
-    nodes[0].pop("policy")
-    with pytest.raises(QuorumError, match=r"^1 of 2 sites told .* leaving\.look = true\. anna: "):
-        Looked(nodes, tmp_path)
-
-
-def test_a_reason_that_several_sites_give_is_said_once(tmp_path: Path) -> None:
-    nodes = two(tmp_path)
-    for node in nodes:
-        node.pop("policy")
-    with pytest.raises(QuorumError, match=r"^0 of 2 sites .* true\. anna, town: [^:]*\.$"):
-        Looked(nodes, tmp_path)
 
 
 def test_a_source_under_differential_privacy_tells_nothing(tmp_path: Path) -> None:
@@ -555,34 +517,6 @@ def text(*told: Account) -> str:
     return compared(told)["text"]
 
 
-def test_alike_sites_and_the_odd_one() -> None:
-    alike = [tells(name, rows(300, seed=i)) for i, name in enumerate("abc")]
-    assert text(*alike) == "All sites are alike: no drift is 0.3 or more."
-    said = text(*alike, tells("d", rows(300, seed=3) + 20))
-    assert "Alike (drift below 0.3) are a and b" in said and "d is odd: its median drift is" in said
-
-
-def test_what_makes_training_hard_is_said() -> None:
-    a, b = tells("a", rows(300)), tells("b", rows(300, seed=1))
-    gap, unit = rows(300, seed=2), rows(300, seed=3)
-    gap[:100, 1] = np.nan
-    unit[:, 2] *= 1000
-    assert "b has fewer than 10 examples, or none, of the classes 'other'." in text(
-        a, replace(b, classes={"common": 50})
-    )
-    assert "'common' is 90 % at b, 50 % at a." in text(
-        a, replace(b, classes={"common": 90, "other": 10})
-    )
-    assert "equally" not in text(a, replace(b, classes={"common": 60, "other": 40}))
-    assert "There are gaps at g in 1 of 3 columns (up to 33 %)" in text(a, b, tells("g", gap))
-    assert "u has another value range in column 3:" in text(a, b, tells("u", unit))
-    assert "s is much smaller than the others (20 or so examples)" in text(
-        a, b, replace(tells("s", rows(300)), examples=20)
-    )
-    assert "different numbers of columns (a 3, w 5)" in text(a, tells("w", rows(300, 5)))
-    assert "There are images at p alone" in text(a, tells("p", photos(100)))
-
-
 def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     names, unit = ("age", "chol", "salt"), rows(300, seed=3)
     unit[:, 2] *= 1000
@@ -598,12 +532,6 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
     assert "'input.window=" not in text(*unnamed)
     other = replace(b, columns=("age", "chol", "zinc"))
     assert "Beside a, b has the columns 'zinc', and lacks 'salt': no run" in text(a, other)
-
-
-def test_images_of_other_colours_sizes_and_brightness() -> None:
-    gray, colour = tells("g", photos(100)), tells("c", photos(100, 1, channels=3))
-    assert "Images are gray at g, else in colour" in text(gray, colour)
-    assert "several sizes" in text(gray, replace(gray, name="s", shape=(1, 0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -685,7 +613,7 @@ def hub(tmp_path: Path) -> Iterator[Federation]:
         yield made
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/look", "fedda/cli/look.py")
 def test_sites_that_joined_a_server_are_looked_at(hub: Federation, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = call("--server", hub.home, "--expect", 4, "--out", out)

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from types import SimpleNamespace
 
@@ -95,33 +95,6 @@ def test_requests_with_the_same_arrays_are_sent_at_once(monkeypatch: pytest.Monk
     assert replies == [1, 3, 4, 5, 6, 7, 8]
 
 
-def test_there_is_no_pause_after_a_look_that_the_server_held(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mail, "POLL", 3600.0)  # that of a server which answers at once
-
-    class Holding(SlowGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
-            clock[0] += 3601
-            yield from super().pull_messages(message_ids)
-
-    clock, slept = [0.0], list[float]()
-    monkeypatch.setattr(
-        mail, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=slept.append)
-    )
-    assert [src(r) for r in Mail(Holding({1: 2})).deliver([request(1)], 1e6)] == [1]
-    assert slept == [0.0] * 2
-
-
-def test_a_reply_is_handed_on_before_the_next_is_fetched() -> None:
-    grid = SlowGrid({1: 0, 2: 0, 3: 0})
-    replies = Mail(grid).deliver(map(request, (1, 2, 3)), 5)
-    assert src(next(replies)) == 1
-    assert grid.pulled == [1]
-    assert src(next(replies)) == 2
-    assert grid.pulled == [1, 2]
-
-
 def test_neither_requests_nor_replies_stay_in_memory() -> None:
     sent: list[weakref.ref] = []
     got: list[weakref.ref] = []
@@ -139,23 +112,6 @@ def test_neither_requests_nor_replies_stay_in_memory() -> None:
     grid._open.clear()
     assert [r() is None for r in got] == [True, False]
     assert all(r() is None for r in sent)
-
-
-def test_a_reply_is_freed_before_the_next_is_fetched() -> None:
-    got: list[weakref.ref] = []
-    still_alive: list[int] = []
-
-    class Watching(SlowGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            for message_id in message_ids:
-                still_alive.append(sum(r() is not None for r in got))
-                yield from super().pull_messages([message_id])
-
-    grid = Watching({1: 0, 2: 0, 3: 0})
-    replies = Mail(grid, received=lambda m: got.append(weakref.ref(m.content)))
-    for reply in replies.deliver(map(request, (1, 2, 3)), 5):
-        del reply
-    assert still_alive == [0, 0, 0]
 
 
 def test_after_the_deadline_nothing_is_fetched() -> None:
@@ -200,17 +156,6 @@ def test_a_site_cannot_answer_for_another() -> None:
                 yield reply
 
     assert [src(r) for r in Mail(Posing({1: 1, 2: 0})).deliver(map(request, (1, 2)), 5)] == [1]
-
-
-def test_watchers_see_every_message_once() -> None:
-    seen: list[tuple[str, int]] = []
-    box = Mail(
-        SlowGrid({1: 0, 2: 1}),
-        lambda m: seen.append(("sent", m.metadata.dst_node_id)),
-        lambda m: seen.append(("received", src(m))),
-    )
-    list(box.deliver(map(request, (1, 2)), 5))
-    assert seen == [("sent", 1), ("sent", 2), ("received", 1), ("received", 2)]
 
 
 @pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
@@ -317,13 +262,6 @@ def test_a_site_that_is_not_listed_at_one_look_is_not_gone() -> None:
     box = Watching(Leaving({1: 20}, {1: range(3, 4)}), [False])
     assert [src(r) for r in box.deliver([request(1)], 60)] == [1]
     assert box.why == []
-
-
-def test_who_still_owes_a_reply_is_known_at_every_look_without_one() -> None:
-    box = Watching(SlowGrid({1: 0, 2: 2, 3: None}), [False])
-    assert [src(r) for r in box.deliver(map(request, (1, 2, 3)), 0.1)] == [1, 2]
-    assert box.owing[0] == {2, 3}
-    assert box.owing[-1] == {3}
 
 
 def test_replies_are_not_waited_for_long_when_the_round_has_failed(

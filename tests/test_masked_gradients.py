@@ -304,7 +304,7 @@ def test_what_was_added_is_never_forgotten(tmp_path: Path, monkeypatch: pytest.M
         agree(me, "abm")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/exchange", "fedda/secure")
 @pytest.mark.parametrize("method", ["fdan", "mdan", "fada", "dils", "fruda"])
 def test_every_method_that_sums_gradients_can_mask_them(
     domains: list[Node], runs: dict[str, str], method: str
@@ -317,7 +317,7 @@ def test_every_method_that_sums_gradients_can_mask_them(
     assert accuracy[True] == pytest.approx(accuracy[False], abs=0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/exchange", "fedda/secure")
 def test_a_false_mean_of_a_critic_is_found_behind_masks_too(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,7 +303,7 @@ def test_two_rounds_compute_the_same_as_in_one_place(
     assert max(apart) > 2e-4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/mdan.py", "strategies/mdan.py")
 @pytest.mark.parametrize("loss", ["inverted", "reversal"])
 def test_with_one_source_mdan_computes_the_same_as_f_dann(
     domains: list[Node], runs: dict[str, str], loss: str
@@ -333,6 +333,7 @@ def test_with_one_source_mdan_computes_the_same_as_f_dann(
     assert not all(torch.equal(found[n], v) for n, v in model_of(run(nodes, weaker)[0]).items())
 
 
+@pytest.mark.nightly("clients/mdan.py", "strategies/mdan.py")
 @pytest.mark.parametrize("maximum", ["soft", pytest.param("hard", marks=pytest.mark.slow)])
 def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
     domains: list[Node], tmp_path: Path, maximum: str

@@ -95,9 +95,6 @@ def test_the_weights_are_the_gradient_of_the_soft_maximum(f: list[float], gamma:
         assert value.item() == pytest.approx(twin.objective(f, gamma), abs=1e-6)
 
 
-# ---- what must hold ----------------------------------------------------------------------------
-
-
 @given(some_unknown, gammas, maxima)
 def test_the_weights_are_shares(f: list[Any], gamma: float, maximum: Max) -> None:
     w = weights(tensor(f), gamma, maximum)
@@ -142,6 +139,9 @@ def test_a_source_with_a_larger_loss_counts_no_less(f: list[float], gamma: float
     for a, u in zip(f, w, strict=True):
         for b, v in zip(f, w, strict=True):
             assert not a > b or u >= v
+
+
+# ---- what must hold ----------------------------------------------------------------------------
 
 
 @given(many, losses, st.floats(0, 2), gammas, maxima)

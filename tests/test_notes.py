@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from clients.site import notes
-from clients.site.memory import Site, resident
+from clients.site.memory import Site
 from fedda import data, models
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.settings import RunConfig, Task
-from server.journal import Journal
-from server.simulation import simulate
 from server.timing import PHASES
 from tests.local_grid import FAST, TESTED, Node, ScriptedGrid, run
 from tests.test_run import timeless
@@ -141,25 +138,6 @@ def test_the_confusion_matrix_counts_the_last_test(
     ).exists()
 
 
-def test_each_site_draws_its_own_picture(noted_run: Path) -> None:
-    for site in ("anna", "town"):
-        path = noted_run / "state" / site / "notes" / "run.kd3a-0" / notes.PICTURE
-        with Image.open(path) as image:
-            assert image.width > 900
-            colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 22) or []}
-        assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours
-
-
-def test_of_many_images_the_same_sample_is_noted_in_every_round(noted_run: Path) -> None:
-    site = SimpleNamespace(name="anna", state_dir=Path(), device=torch.device("cpu"))
-    task = SimpleNamespace(training="r.m-0", rounds=2)
-    requests = [NotedRequest(task, number) for number in (1, 2)]
-    one, two = (notes.Notes(SimpleNamespace(site=site, request=r)) for r in requests)  # type: ignore[arg-type]
-    chosen = one._choose(5000, "train").tolist()
-    assert chosen == two._choose(5000, "train").tolist() == sorted(set(chosen))
-    assert len(chosen) == notes.MOST and max(chosen) > 4000
-
-
 # ---- harmless ----------------------------------------------------------------------------------
 
 
@@ -252,17 +230,6 @@ def test_notes_leave_random_numbers_and_modes_as_they_were(tmp_path: Path) -> No
     assert (tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST).is_file()
 
 
-def test_only_the_first_and_the_last_round_cost_anything(tmp_path: Path) -> None:
-    client, request = drawing(tmp_path)
-    for number in (1, 2, 3):
-        request.round = number
-        notes.received(client)
-        request.comes_first = False  # KD3A asks the target twice; once is enough
-        notes.received(client)
-        request.comes_first = True
-    assert len(client.model.modes) == 2
-
-
 def test_a_new_run_of_the_same_name_takes_the_old_notes_away(tmp_path: Path) -> None:
     client, request = drawing(tmp_path)
     request.round = 3
@@ -313,24 +280,6 @@ def test_a_note_that_fails_is_logged_and_the_round_goes_on(
     assert left == []
 
 
-def test_a_first_note_that_cannot_be_written_is_tried_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Otherwise, with a full disk, every round would spend the forward passes of a note."""
-
-    def full(file: Any, **arrays: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(notes.np, "savez", full)
-    client, request = drawing(tmp_path)
-    request.task.rounds = 9
-    for number in (1, 2, 3, 4):
-        request.round = number
-        notes.received(client)
-    assert len(client.model.modes) == 1
-    assert caplog.text.count("the round goes on") == 1
-
-
 def test_a_server_with_many_runs_cannot_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,30 +310,6 @@ def test_a_server_with_many_runs_cannot_fill_the_disk(
     assert left == {"old.m-0/own.txt", "copy/first.npz", "kept.m-0/first.npz", "new.m-0/first.npz"}
 
 
-def test_of_a_very_wide_model_fewer_images_are_noted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, _ = drawing(tmp_path)
-    monkeypatch.setattr(notes, "VALUES", 10)
-    notes.received(client)
-    with np.load(tmp_path / "anna" / "notes" / "r.m-0" / notes.FIRST) as file:
-        assert file["features"].shape == (5, 2)
-
-
-@pytest.mark.parametrize(("most", "written"), [(2, True), (1, False)])
-def test_a_confusion_matrix_of_too_many_classes_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, written: bool
-) -> None:
-    """A server may say that there are a million classes; the matrix is their square."""
-    monkeypatch.setattr(notes, "CLASSES", most)
-    client, request = drawing(tmp_path)
-    request.round = 3
-    notes.tested(client, client.data, torch.eye(2)[client.data.y])
-    folder = tmp_path / "anna" / "notes" / "r.m-0"
-    assert (folder / notes.CONFUSION).exists() is written
-    assert (folder / notes.PICTURE).exists()
-
-
 def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_path: Path) -> None:
     """The folder's name is a single part of a path, whatever name a task has."""
     for name in ("..", ".", "a..", "...."):
@@ -399,15 +324,15 @@ def test_a_run_cannot_name_a_place_outside_the_notes(domains: list[Node], tmp_pa
             Task.parse(task.flat() | {"run": name})
 
 
-# ---- which sites take notes --------------------------------------------------------------------
-
-
 def test_a_site_takes_no_notes_without_a_folder_or_if_switched_off(tmp_path: Path) -> None:
     node = {"role": "source", "name": "a", "data": str(tmp_path)}
     place = {"state-dir": str(tmp_path)}
     assert [Site(node | more).notes for more in ({}, place, place | {"notes": False})] == [
         *(False, True, False)
     ]
+
+
+# ---- which sites take notes --------------------------------------------------------------------
 
 
 def test_the_client_can_switch_notes_off(
@@ -427,16 +352,6 @@ def test_the_client_can_switch_notes_off(
         done = CliRunner().invoke(module.app, [*words, *more])
         assert done.exit_code == 0, done.output
     assert [config["notes"] for config in seen] == [True, False]
-
-
-def test_a_simulation_keeps_notes_in_the_runs_folder(domains: list[Node], tmp_path: Path) -> None:
-    resident.cache_clear()
-    config = RunConfig.parse(FAST | {"run.dir": str(tmp_path), "rounds": 1})
-    own = with_state_dir(domains[:1], tmp_path / "own")  # a site with a place of its own keeps it
-    simulate(config, [*own, *domains[1:]], Journal(), "process")
-    folders = {p.parent.parent.parent for p in tmp_path.rglob(notes.LAST)}
-    sites = tmp_path / "run" / "sites"
-    assert folders == {tmp_path / "own" / "anna", sites / "bert", sites / "carl", sites / "town"}
 
 
 # ---- where the time goes -----------------------------------------------------------------------

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from clients.site.memory import resident
 from fedda.config import InputConfig
-from fedda.errors import ConfigError, RosterError
-from fedda.results.progress import Display
+from fedda.errors import RosterError
 from fedda.settings import RunConfig
 from server import run as server_run
 from server.journal import Event, Journal
@@ -118,21 +117,6 @@ def test_a_resumed_run_knows_those_that_joined(line: list[Node], tmp_path: Path)
     assert ("far", "not connected; it is no candidate") in run.said("absent")
 
 
-def test_targets_whose_examples_do_not_fit_are_left_out(line: list[Node], tmp_path: Path) -> None:
-    longer = tmp_path / "longer.npz"
-    np.savez(longer, x_train=np.zeros((80, 5), np.float32))
-    nodes = [n | {"data": str(longer)} if n["name"] == "far" else n for n in line]
-    run = Open(nodes, tmp_path)
-
-    def both(grid: ScriptedGrid) -> None:
-        grid.offline.clear()
-
-    run.go(both)
-    assert run.trained == ["near", "aside"]
-    ((site, text),) = run.said("left out")
-    assert site == "far" and "equally long" in text and "tried again when it joins again" in text
-
-
 def test_a_target_that_fails_does_not_end_the_run_and_may_come_again(
     line: list[Node], tmp_path: Path
 ) -> None:
@@ -153,24 +137,6 @@ def test_a_target_that_fails_does_not_end_the_run_and_may_come_again(
     assert run.trained == ["near", "far"]
     known = json.loads((run.folder / "roster.json").read_text())
     assert [node["name"] for node in known["nodes"]] == ["home", "near", "far"]
-
-
-def test_the_settings_order_comes_before_that_of_arrival(line: list[Node], tmp_path: Path) -> None:
-    run = Open(line, tmp_path)
-    run.go(away=(), settings={"fruda.sequence": "near", "run.expect": 4})
-    assert run.trained == ["near", "aside", "far"]
-
-
-def test_a_simulation_refuses_to_be_open(line: list[Node], tmp_path: Path) -> None:
-    config = RunConfig.parse(OPEN | {"run.dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"fruda\.open.*nobody can join a simulation"):
-        simulate(config, line, Journal(None), "process")
-
-
-def test_the_terminal_says_that_the_run_is_open(capsys: pytest.CaptureFixture[str]) -> None:
-    with Display() as display:
-        display({"event": "open", "targets": ["near"]})
-    assert "adapts every target that joins, until it is stopped" in capsys.readouterr().out
 
 
 def node(name: str, role: Any = "target", shape: tuple[int, ...] = (1, 8, 8)) -> roster.Node:

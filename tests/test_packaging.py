@@ -182,7 +182,7 @@ def test_make_says_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_the_wheel_is_the_same_from_any_place(wheel: Path, checkout: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "a place of its own"
     shutil.copytree(checkout, elsewhere)
@@ -207,7 +207,7 @@ def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str])
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/cli")
 def test_installed_commands_say_what_they_do(installed: Path, tmp_path: Path) -> None:
     strict = {"PYTHONWARNINGS": "error::DeprecationWarning"}
     shown = sh(installed / "fedda", "--help", cwd=tmp_path, **strict)
@@ -231,7 +231,7 @@ def test_installed_wheel_runs_a_method(installed: Path, tmp_path: Path) -> None:
     assert {"fact", "kd3a"} <= {*sh(installed / "python", "-c", whole, cwd=tmp_path).split()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_the_app_staged_from_the_wheel_is_the_same(
     installed: Path, modules: set[str], checkout: Path, tmp_path: Path
 ) -> None:
@@ -247,7 +247,7 @@ def test_the_app_staged_from_the_wheel_is_the_same(
     assert staged == tree(bundle.stage(tmp_path / "again"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/ops/bundle.py", "fedda/halves.py")
 def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> None:
     folder = bundle.stage(tmp_path / "app")
     elsewhere = tmp_path / "elsewhere"
@@ -257,7 +257,7 @@ def test_app_imports_from_its_own_folder(installed: Path, tmp_path: Path) -> Non
         assert said.split() == ["ServerApp", "ClientApp"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("pyproject.toml", "fedda/ops/bundle.py")
 def test_flower_builds_the_app_and_the_checkout(
     checkout: Path, modules: set[str], tmp_path: Path
 ) -> None:

@@ -17,12 +17,10 @@ from typer.testing import CliRunner
 
 from fedda.cli import app
 from fedda.contrib.report.page import page, write
-from fedda.contrib.report.page.axes import axis, whole
 from fedda.contrib.report.page.html import e, text
 from fedda.contrib.report.page.noted import Noted, collect
 from fedda.contrib.report.page.script import SCRIPT
 from fedda.errors import RunError
-from fedda.maths.embed import pca
 from fedda.results.read import load
 from tests.test_report import SITES, first, training, without
 
@@ -172,26 +170,6 @@ def test_the_tree_says_who_learned_from_whom() -> None:
     assert depth[:6] == ["ul", "li", "ul", "li", "ul", "li"]
 
 
-def test_every_target_has_its_table_of_candidates() -> None:
-    tables = read(chain()).tables
-    assert tables["Candidates for c (FRUDA)"] == [
-        ["candidate", "eps", "theta", "W1", "bound", "chosen"],
-        ["a", "0.250", "0.5", "1.5 ± 0.1", "2.5", ""],
-        ["b", "0.250 (carried forward)", "0.5", "1.5 ± 0.1", "2.5", "chosen"],
-    ]
-    assert len(tables["Candidates for b (FRUDA)"]) == 2
-
-
-def test_negative_transfer_is_named_in_the_tree() -> None:
-    words = re.sub(r"\s+", " ", read(chain(kept="before")).words)
-    assert "c : error at most 0.750 , negative transfer" in words
-    assert "it keeps the model of b" in words
-
-
-def test_methods_without_a_choice_have_no_such_section() -> None:
-    assert "Collaborators" not in read(results()).words
-
-
 # ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 
@@ -292,57 +270,6 @@ def test_curves_have_the_numbers_in_a_table(
     assert len(rows) == 3
 
 
-def test_weights_bytes_time_and_sites_have_their_numbers() -> None:
-    run = results()
-    tables = read(run).tables
-    rows = tables["Weight of each site in KD3A's average"]
-    weights = column(run, "kd3a", "weights")
-    for row in rows[1:]:
-        said = dict(zip(rows[0], row, strict=True))
-        for site, name in (("clp", "clp"), ("bus", "bus"), ("tgt", "tgt (target)")):
-            for seed in (0, 1):
-                value = weights[int(row[0])][seed][site]
-                assert said[f"{name}, seed {seed}"] == f"{value:.3f}"
-    assert tables["Weight of each site in FedAvg's average"][1][1:4] == ["0.600"] * 3
-    rows = tables["Bytes by kind, direction and role, all rounds"]
-    assert rows[1] == ["model to source", *["2,000,000 2 MB"] * 2]
-    assert rows[-2][:2] == ["in all", "2,469,134 2.47 MB"]
-    assert rows[-1][:2] == ["a round", "617,284 617 kB"]
-    assert tables["KD3A: bytes per round"][1:] == [
-        ["1", "1 kB", "7 B", "1.01 kB"],
-        ["2", "2 kB", "7 B", "2.01 kB"],
-    ]
-    # Training in KD3A: 1.4 s + 1.5 s with seed 0, 0.05 s more per round with seed 1; mean 2.95 s.
-    rows = {row[0]: row[1:] for row in tables["Time by phase"]}
-    assert rows["training: until the last reply"][0] == "2.95 s"
-    assert rows["checkpoint"][0] == "0.25 s"
-    rows = {row[0]: row for row in tables["Sites"]}
-    # Seconds of clp in the eight rounds: 0.6 to 0.75 and 0.9 to 1.05; the median is between them.
-    assert rows["clp"][:4] == ["clp", "source", "1,200", "0"]
-    assert rows["clp"][6:] == ["8 of 8", "0.82 s", "0"]
-    assert rows["tgt"][5:] == ["–", "4 of 4", "–", "0"]
-
-
-def test_the_gate_is_the_configured_one() -> None:
-    rows = read(results()).tables["Gate, and images that pass it"]
-    assert [row[-1] for row in rows] == ["confidence a teacher needs (gate)", "80.0", "95.0"]
-    run = results()
-    del run["config"]["kd3a.gate.low"]
-    assert "gate" not in " ".join(read(run).tables["Gate, and images that pass it"][0])
-
-
-def test_settings_that_differ_come_first() -> None:
-    tables = read(results()).tables
-    rows = {row[0]: row[1:] for row in tables["Settings that differ"][1:]}
-    assert rows == {
-        "rounds": ["2", "40"],
-        "kd3a.gate.low": ["0.8", "0.9"],
-        "train.lr": ["0.0125", "0.02"],
-        "of.another.version": ["3", "not known to this version"],
-    }
-    assert ["kd3a.gate.high", "0.95"] in tables["All settings"]
-
-
 def test_troubles_are_gathered_and_marked() -> None:
     silent = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
     events = [silent | {"round": r} for r in (1, 2)]
@@ -427,55 +354,6 @@ def test_any_run_has_a_page(name: str) -> None:
     assert "KD3A on tgt" in shown.words
 
 
-def test_a_round_without_a_test_is_a_gap() -> None:
-    run = first(results(), seeds=1, rounds=2)
-    (one,) = run["trainings"]["kd3a"]
-    one["rounds"] = [one["rounds"][0] | {"round": r, "accuracy": 0.5} for r in (1, 2, 3, 4)]
-    del one["rounds"][1]["accuracy"]
-    shown = read(run)
-    # Four rounds are 250 apart; the missing round breaks the line in two.
-    line = shown.paths("m k1")[0]
-    assert [re.sub(r" [\d.]+", "", part) for part in re.findall("[ML][^ML]+", line)] == [
-        *("M125", "M625", "L875")
-    ]
-    assert [row[1] for row in shown.tables["Accuracy on tgt"]][1:] == ["50.0", "–", "50.0", "50.0"]
-
-
-def test_the_page_of_a_long_run_shows_fewer_rounds_and_says_so() -> None:
-    shown = read_large()
-    rows = shown.tables["Weight of each site in KD3A's average"]
-    assert (rows[1][0], rows[-1][0]) == ("1", "200")
-    assert len(rows) * len(rows[0]) < 25_000
-    assert "Means over the seeds; the rest is in results.json." in shown.words
-    assert "28 more sites with less weight are in the table." in shown.words
-
-
-def test_without_tests_the_page_says_why() -> None:
-    run = ODD["untested"]()
-    run["sites"][2]["tested"] = 0
-    assert "No accuracy: tgt brought no labelled tests" in read(run).words
-    run["config"]["run.evaluate"] = False
-    assert "tgt was not asked for it" in read(run).words
-
-
-def test_axes_by_hand() -> None:
-    low, high, ticks = axis(0.13, 0.92, None, None)
-    assert [low, high, *ticks] == pytest.approx([0, 1, 0, 0.2, 0.4, 0.6, 0.8, 1])
-    assert axis(12, 93, 0, 100) == (0, 100, [0, 20, 40, 60, 80, 100])
-    low, high, _ = axis(5, 5, None, None)
-    assert low < 5 < high
-    # Noise does not fill the height: ten points of accuracy at least, and none outside 0 to 100.
-    accuracy = {"span": 10.0, "inside": (0.0, 100.0)}
-    assert axis(15.0, 15.8, None, None, **accuracy)[:2] == (10, 22)
-    assert axis(0.0, 0.4, None, None, **accuracy)[:2] == (0, 10)
-    assert axis(99.0, 99.9, None, None, **accuracy)[:2] == (90, 100)
-    assert axis(40.0, 60.0, None, None, **accuracy)[:2] == (40, 60)
-    assert axis(2.0, 2.001, None, None)[:2] == pytest.approx((1.9, 2.15))  # a tenth of the value
-    assert axis(0.25, 0.25, 0, None)[:2] == pytest.approx((0, 0.25))
-    assert [whole(n) for n in (1, 3, 30)] == [[1], [1, 2, 3], [1, 5, 10, 15, 20, 25, 30]]
-    assert whole(400) == [1, *range(50, 401, 50)]
-
-
 # ---- what sites noted --------------------------------------------------------------------------
 
 
@@ -516,38 +394,6 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     assert titles.count("tgt (target): 18 images") == 2  # before and after
     assert titles.count("target, training images without labels: 9 images") == 2
     assert titles.count("cat: 15 images") == 2  # five of nine at each source, five of the tests
-
-
-def test_notes_are_read_from_the_folders_that_are_given(tmp_path: Path) -> None:
-    run = results()
-    write_notes(tmp_path / "state", run)
-    assert collect(run, tmp_path / "run").sites == []
-    assert collect(run, tmp_path / "run", [tmp_path / "state" / "bus"]).sites == ["bus"]
-    assert collect(run, tmp_path / "run", [tmp_path / "state"]).sites == ["bus", "clp", "tgt"]
-    with pytest.raises(RunError, match=r"holds no notes of the run 'demo'; give the --state-dir"):
-        collect(run, tmp_path / "run", [tmp_path])
-    run["sites"] = [s for s in run["sites"] if s["name"] != "bus"]
-    assert collect(run, tmp_path / "run", [tmp_path / "state"]).sites == ["clp", "tgt"]
-
-
-def test_notes_that_cannot_be_read_are_left_out_and_named(tmp_path: Path) -> None:
-    run = results()
-    write_notes(tmp_path / "sites", run)
-    broken = tmp_path / "sites" / "tgt" / "notes" / "demo.kd3a-0"
-    (broken / "confusion.json").write_text('{"classes": ["a"], "counts": [[1, 2]]}')
-    (broken / "last.npz").write_bytes(b"PK\x03\x04 broken")
-    np.savez(tmp_path / "sites/bus/notes/demo.kd3a-0/last.npz", features=np.array([{}]))
-    shown = read(run, collect(run, tmp_path))
-    assert len([t for t in shown.text if t.startswith("Left out: ")]) == 3
-    assert "seed 1" in shown.words
-
-
-def test_principal_components_by_hand() -> None:
-    # Points on a line through (1, 1): all variance in one direction, its largest end positive.
-    z = np.array([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0]], dtype=np.float32)
-    assert pca(z) == pytest.approx(np.array([[-2, 0], [-1, 0], [3, 0]]) * np.sqrt(2), abs=1e-6)
-    wide = np.concatenate([z, np.zeros((3, 9), np.float32)], axis=1)  # the other Gram matrix
-    assert pca(wide) == pytest.approx(pca(z), abs=1e-6)
 
 
 # ---- the command -------------------------------------------------------------------------------

@@ -3,48 +3,15 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 
 from fedda.contrib.report.page import page
-from fedda.contrib.report.page.labels import LONGEST, cut, placed, width
 from fedda.contrib.report.page.noted import Noted, collect
 from tests.browser import CHROMIUM, Tab, browser
 from tests.patience import wait_until
 from tests.test_page import results, write_notes
 
 NAMES = ["laptop_computer", "mobile_phone", "file_cabinet", "headphones", "desk_lamp", "WWWWWWWW"]
-
-
-def boxes(places: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float, float, float]]:
-    high = 3.2  # of a letter
-    return {
-        name: (x - width(name) / 2, y - high / 2, x + width(name) / 2, y + high / 2)
-        for name, (x, y) in places.items()
-    }
-
-
-@pytest.mark.parametrize("where", [(50, 50), (3, 97), (99, 1)])
-def test_names_of_groups_neither_overlap_nor_leave_the_picture(where: tuple[float, float]) -> None:
-    rng = np.random.default_rng(0)
-    groups = {name: np.clip(rng.normal(where, 2.0, (20, 2)), 0, 100) for name in NAMES}
-    found = boxes(placed(groups))
-    assert len(found) >= len(NAMES) - 1  # in a corner there is room for nearly all
-    for name, (left, low, right, high) in found.items():
-        assert left >= 0 and low >= 0 and right <= 100 and high <= 100, name
-        for other, (a, b, c, d) in found.items():
-            assert name == other or not (left < c and a < right and low < d and b < high)
-
-
-def test_a_name_stays_at_its_points_if_there_is_room() -> None:
-    far = {"cat": np.full((5, 2), 20.0), "dog": np.full((5, 2), 80.0)}
-    assert placed(far) == {"cat": (20, 20), "dog": (80, 80)}
-
-
-def test_names_without_room_are_left_out_and_long_ones_cut() -> None:
-    crowd = {f"class number {i:03d}": np.full((3, 2), 50.0) for i in range(99)}
-    assert 10 < len(placed(crowd)) < 99
-    assert cut("x" * LONGEST) == "x" * LONGEST and cut("x" * 40) == "x" * (LONGEST - 1) + "…"
 
 
 OUTSIDE = """[...document.querySelectorAll('.square text')].filter(t => {
@@ -102,7 +69,7 @@ ENLARGED = """(() => {
 })()"""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/report")
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
     run = results()

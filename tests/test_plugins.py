@@ -27,7 +27,6 @@ from fedda.cli import app, launch
 from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
-from fedda.data.image_folder import ImageFolder
 from fedda.data.load import open_site
 from fedda.errors import Code, ConfigError, DataError, ModelError
 from fedda.ops import bundle
@@ -261,14 +260,6 @@ def test_the_names_of_the_wheel_give_the_programs_own_modules() -> None:
         importlib.import_module("fedda.strategies.nothing")
 
 
-def test_importing_fedda_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys, fedda; print(*sys.modules)"
-    loaded = set(sh(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT)).split())
-    assert "fedda.halves" in loaded
-    heavy = {"torch", "flwr", "numpy", "pydantic", "importlib.metadata", "strategies", "clients"}
-    assert not loaded & heavy
-
-
 IDENTITY = """
 import sys, warnings
 warnings.simplefilter("error")
@@ -296,15 +287,8 @@ for name, module in list(sys.modules.items()):
 """
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param("checkout", marks=pytest.mark.slow),
-        pytest.param("editable", marks=pytest.mark.nightly(*LAYOUT)),
-        pytest.param("bundle", marks=pytest.mark.slow),
-        pytest.param("wheel", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.nightly(*LAYOUT)
+@pytest.mark.parametrize("layout", ["checkout", "editable", "bundle", "wheel"])
 def test_every_layout_loads_each_module_only_once(
     layout: str, checkout: Path, installed: Path, tmp_path: Path
 ) -> None:
@@ -323,12 +307,6 @@ def test_every_layout_loads_each_module_only_once(
 
 
 # ---- methods -----------------------------------------------------------------------------------
-
-
-def test_nothing_is_added_where_nothing_is_installed(install: Install) -> None:
-    assert not any(others(group) for group in ("methods", "models", "data"))
-    assert not plugins.broken() and not plugins.unfinished()
-    assert plugins.methods() == list(plugins.own_methods())
 
 
 def test_a_method_of_another_package_is_known(install: Install) -> None:
@@ -435,22 +413,6 @@ def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, 
 
 
 @pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("tent = tent_module", "is not a package with a module 'algorithm'"),
-        ("tent = gone_package", "No module named 'gone_package'"),
-    ],
-)
-def test_an_entry_point_must_name_a_package(
-    install: Install, tmp_path: Path, line: str, why: str
-) -> None:
-    install("tent_package", {"methods": line}, TENT)
-    (tmp_path / "site-packages" / "tent_module.py").touch()
-    (reason,) = reasons()
-    assert why in reason
-
-
-@pytest.mark.parametrize(
     ("name", "why"),
     [
         ("kd3a", "fedda itself has a method of that name"),
@@ -469,11 +431,6 @@ def test_a_method_cannot_have_a_name_that_is_taken(install: Install, name: str, 
     (reason,) = reasons(name)
     assert why in reason and not others("methods")
     assert plugins.method("kd3a") is own and RunConfig.parse({}).train.lr == 0.02
-
-
-def test_the_taken_names_are_those_of_sections_of_settings() -> None:
-    sections = {name.replace("_", "-") for name in RunConfig.model_fields}
-    assert sections | {"none"} == plugins.TAKEN
 
 
 def test_of_two_packages_with_one_name_the_second_is_left_out(install: Install) -> None:
@@ -568,41 +525,6 @@ def test_a_network_that_is_not_what_it_says_is_an_error(
     assert str(raised.value).startswith("The network linear of nets 1.0 ")
 
 
-def test_a_network_that_cannot_be_used_is_left_out(install: Install) -> None:
-    add_network(install, name="mlp")
-    install("gone", {"models": "tiny = gone:missing"}, {"__init__": ""})
-    install("text", {"models": "word = text:word"}, {"__init__": "word = 'tiny'"})
-    assert not plugins.installed("models")
-    assert reasons("mlp") == ["fedda itself has a network of that name."]
-    assert "AttributeError" in reasons("tiny")[0]
-    assert reasons("word") == ["text:word is not a function."]
-    code, out, err = cli("methods")
-    assert (
-        code == 0 and "networks that" not in out and "The network tiny of gone 1.0 is left" in err
-    )
-    with pytest.raises(ModelError, match=r"not installed on this machine; .*tiny of gone 1\.0 is"):
-        models.blank(ModelConfig(name="tiny"), SHAPE, 3)
-
-
-def test_a_site_says_which_network_it_lacks(
-    install: Install,
-    domains: list[Node],
-    fresh_sites: None,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    add_network(install)
-    bench = Bench(domains, "fedavg", model__name="linear", model__hidden="")
-    request, other = bench.begin()[:2]
-    assert not bench.call(request).has_error()
-    uninstall(tmp_path, "nets")
-    with caplog.at_level(logging.ERROR, "fedda.site"):
-        reply = bench.call(other)
-    assert reply.has_error() and reply.error.code == Code.MODEL
-    assert "The network 'linear' is not installed on this machine; install the" in caplog.text
-    assert "linear" not in (reply.error.reason or "")
-
-
 def test_a_site_says_which_method_it_lacks(
     install: Install,
     domains: list[Node],
@@ -664,18 +586,6 @@ def test_no_reader_can_take_over_fedda_s_own_formats(
         open_site(tmp_path / "gone.tab")
 
 
-def test_what_no_reader_takes_is_a_folder_of_images(install: Install, tmp_path: Path) -> None:
-    add_reader(install)
-    assert isinstance(open_site(tmp_path), ImageFolder)
-
-
-def test_two_readers_that_take_the_same_file_are_an_error(install: Install, table: Path) -> None:
-    add_reader(install)
-    add_reader(install, package="sheets")
-    with pytest.raises(DataError, match=r"taken by 2 readers \(sheets of sheets 1\.0, tables"):
-        data.load_target(table)
-
-
 GIVES = "return Unlabelled(self.x)"
 LABELLED = "Labelled(self.x, self.y, "
 
@@ -701,13 +611,6 @@ def test_a_reader_that_gives_wrong_data_is_an_error(
     with pytest.raises(DataError, match=f"the reader of tables 1.0 .*{why}") as raised:
         load(table)
     assert str(table) in str(raised.value)
-
-
-def test_images_of_a_reader_are_brought_to_the_runs_shape(install: Install, table: Path) -> None:
-    image = "Unlabelled(torch.zeros(3, 1, 6, 4, dtype=torch.uint8))"
-    add_reader(install, READER.replace("Unlabelled(self.x)", image))
-    assert data.load_target(table).shape == (1, 6, 4)
-    assert data.load_target(table, channels=3, size=8).shape == (3, 8, 8)
 
 
 # ---- the example -------------------------------------------------------------------------------
@@ -736,11 +639,6 @@ SHOT = {"method": "shot-im", "rounds": 4, "shot-im.source-rounds": 2} | {
 
 def sites_asked(crossed: list[Crossing], what: str) -> set[str]:
     return {c.site for c in crossed if c.way == "to" and c.kind == "train" and c.hop == what}
-
-
-def test_the_example_is_small() -> None:
-    lines = sum(len(p.read_text().splitlines()) for p in EXAMPLE.rglob("*.py"))
-    assert 50 < lines <= 120
 
 
 def test_the_example_is_loaded_without_errors(example: None) -> None:

@@ -3,22 +3,16 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torchvision.models import get_model_weights
 from typer.testing import CliRunner
 
-from fedda import models, plugins
+from fedda import plugins
 from fedda.cli import app
 from fedda.cli import run as run_command
-from fedda.config import ModelConfig
-from fedda.contrib.lab.comparison import Plan, Variant
-from fedda.contrib.lab.comparison.options import shared_of
-from fedda.errors import ConfigError, ModelError
-from fedda.models.ready import LAST
+from fedda.errors import ConfigError
 from fedda.settings import RunConfig, defaults, presets
-from fedda.settings.presets import BENCHMARKS, STARTS
+from fedda.settings.presets import BENCHMARKS
 
 PAPERS = ("KD3A", "FADA", "FedDaDiL", "FRUDA")
 
@@ -57,22 +51,6 @@ def test_every_benchmark_sets_what_matters_and_names_its_sources(name: str) -> N
     assert not set(BENCHMARKS) & {p for m in plugins.methods() for p in plugins.method(m).presets}
 
 
-@pytest.mark.slow
-def test_the_models_of_the_benchmarks_can_be_built() -> None:
-    built = set()
-    for name in BENCHMARKS:
-        config = RunConfig.parse(presets.settings("fedavg", [name]))
-        size, network = config.input.size, config.model
-        if network.weights != "none":
-            assert network.name in LAST
-            assert network.weights in get_model_weights(network.name).__members__
-        if network.name not in built:  # a ResNet takes a second
-            shape = (config.input.channels, size, size) if size else (400,)
-            models.blank(network, shape, 10)
-            built.add(network.name)
-    assert built == {"digit-cnn", "mlp", "lenet", "resnet50", "resnet101"}
-
-
 # KD3A's table 5 as printed, by columns; FedDaDiL's table 4, by rows.
 PRINTED = {
     "amazon-review": ("mlp", 50, 40, 0.05, 0.001, 0.9, 0.95),
@@ -109,29 +87,6 @@ def test_rotated_mnist_has_the_values_of_fruda() -> None:
 
 
 # ---- which wins --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_all_methods_that_average_as_fedavg_does_start_with_its_weighting(name: str) -> None:
-    heirs = [m for m in plugins.methods() if "weighting" in plugins.method(m).config.model_fields]
-    heirs = [m for m in heirs if m not in ("kd3a", "fada")]  # their weights are of another kind
-    assert {"adabn", "fedprox", "fdann", "mdan"} <= set(heirs)
-    for method in heirs:
-        assert presets.settings(method, [name])[f"{method}.weighting"] == "uniform"
-    variants = [Variant(m) for m in heirs]
-    plan = Plan(Path(), Path(), variants, ["t"], [0], shared_of([], [name], 0))
-    for cell in plan.cells():
-        method = cell.variant.method
-        assert plan.config(cell).options[method].weighting == "uniform"
-    assert "fedprox.weighting" not in presets.settings("adabn", [name])
-
-
-def test_the_last_preset_wins() -> None:
-    merged = presets.settings("kd3a", ["domainnet", "digit5"])
-    assert merged["model.name"] == "digit-cnn" and merged["train.batch-size"] == 100
-    merged = presets.settings("kd3a", ["digit5", "domainnet"])
-    assert merged["model.name"] == "resnet101" and merged["train.batch-size"] == 50
-    assert presets.settings("kd3a", []) == {}
 
 
 @pytest.mark.parametrize("own", ["paper", "official"])
@@ -176,13 +131,6 @@ def test_c_wins_over_rounds_and_rounds_over_presets(
     assert config.train.lr == 0.005
 
 
-def test_a_benchmark_goes_with_a_method_that_has_no_preset(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    config = started(monkeypatch, tmp_path, "adabn", "--preset", "digit5")
-    assert (config.method, config.train.batch_size, config.rounds) == ("adabn", 100, 40)
-
-
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [
@@ -221,23 +169,3 @@ def test_the_list_shows_every_value_and_its_source(monkeypatch: pytest.MonkeyPat
         lines = [re.split(r"\s{2,}", line.strip()) for line in shown[name].strip().splitlines()]
         wanted = [[k, str(v) or "''", source] for k, (v, source) in sorted(preset.items())]
         assert lines == wanted, name
-
-
-def test_settings_names_the_presets() -> None:
-    done = CliRunner().invoke(app, ["settings", "kd3a"])
-    assert done.exit_code == 0
-    assert "--preset: paper, official, photos" in done.output
-
-
-def test_weights_that_cannot_be_downloaded_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = RunConfig.parse(presets.settings("kd3a", ["office31"])).model
-    known = get_model_weights("resnet50")["IMAGENET1K_V2"]
-
-    def offline(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    config = ModelConfig(name=chosen.name, weights=chosen.weights)
-    with pytest.raises(ModelError) as error:
-        models.build(config, (3, 32, 32), 10, 0)
-    assert all(t in str(error.value) for t in ("no route to host", known.url, "model.weights"))

@@ -266,7 +266,7 @@ def test_what_cannot_be_read_is_refused_in_a_sentence_without_the_header(
         data.load_target(tmp_path / "e")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/readers")
 def test_a_run_over_dicom_files_keeps_nothing_of_their_headers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

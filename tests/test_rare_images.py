@@ -13,6 +13,16 @@ from fedda.data.pixels import read_images, survey
 from fedda.errors import DataError
 
 
+def _tiff(path: Path, deep: np.ndarray) -> None:
+    """Write an uncompressed TIFF whose numbers are big-endian, by hand."""
+    entries = [(256, deep.shape[1]), (257, deep.shape[0]), (258, 16), (259, 1), (262, 1)]
+    entries += [(273, 8 + 2 + 12 * 8 + 4), (278, deep.shape[0]), (279, deep.nbytes)]
+    ifd = len(entries).to_bytes(2, "big")
+    for tag, value in entries:
+        ifd += b"".join(n.to_bytes(k, "big") for n, k in ((tag, 2), (4, 2), (1, 4), (value, 4)))
+    path.write_bytes(b"MM\0*\0\0\0\x08" + ifd + bytes(4) + deep.astype(">u2").tobytes())
+
+
 def read(path: Path, channels: int = 0) -> torch.Tensor:
     """One file, checked against its header -> (channels, H, W)."""
     x = read_images([path], Form(channels), None)[0]
@@ -30,16 +40,6 @@ def test_16_bits_of_gray_become_8(tmp_path: Path, name: str) -> None:
     # 257 steps of 16 bits are one of 8: 128 is below half a step and 129 above.
     assert read(tmp_path / name).tolist() == [[[0, 0, 1, 1], [127, 128, 254, 255]]]
     assert read(tmp_path / name, 3).shape == (3, 2, 4)
-
-
-def _tiff(path: Path, deep: np.ndarray) -> None:
-    """Write an uncompressed TIFF whose numbers are big-endian, by hand."""
-    entries = [(256, deep.shape[1]), (257, deep.shape[0]), (258, 16), (259, 1), (262, 1)]
-    entries += [(273, 8 + 2 + 12 * 8 + 4), (278, deep.shape[0]), (279, deep.nbytes)]
-    ifd = len(entries).to_bytes(2, "big")
-    for tag, value in entries:
-        ifd += b"".join(n.to_bytes(k, "big") for n, k in ((tag, 2), (4, 2), (1, 4), (value, 4)))
-    path.write_bytes(b"MM\0*\0\0\0\x08" + ifd + bytes(4) + deep.astype(">u2").tobytes())
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

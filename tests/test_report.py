@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,12 +12,11 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedda import plugins
 from fedda.cli import app
 from fedda.contrib.report.picture import plot
 from fedda.errors import RunError
-from fedda.results.progress import Display, clock, follow
-from fedda.results.read import by_class, human, load, short_title, spans, summary, title
+from fedda.results.progress import Display, follow
+from fedda.results.read import load, spans, summary
 from fedda.results.terminal import table
 from fedda.settings import RunConfig
 
@@ -133,29 +130,6 @@ def test_bytes_are_exact_sums_over_the_seeds() -> None:
     assert cells(text, "a round") == ["a round", "617,284", "617 kB", "617,284", "617 kB"]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (999_600, "1 MB"),
-        (1_322_304, "1.32 MB"),
-        (45_600_000_000, "45.6 GB"),
-        (7e15, "7,000 TB"),
-    ],
-)
-def test_bytes_are_shown_in_a_readable_unit(count: float, text: str) -> None:
-    assert human(count) == text
-
-
-def test_one_seed_has_no_deviation_and_needs_no_line_of_its_own() -> None:
-    text = printed(first(results(), seeds=1, rounds=1))
-    assert cells(text, "KD3A") == ["KD3A", "90.0", "–", "90.0 (round 1)", "1.5 s"]
-    assert "seed" not in text
-    assert "1 round\n" in text
-
-
 def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> None:
     untested = [*SITES[:2], SITES[2] | {"tested": 0}]
     text = printed(without(results(sites=untested), "accuracy"))
@@ -165,16 +139,6 @@ def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> N
     assert "no accuracy: tgt was not asked for it" in text
     assert cells(text, "KD3A")[1:3] == ["1.000 ± 0.000", "–"]
     assert "selected:" not in text
-
-
-def test_a_round_that_was_not_tested_is_a_gap_and_not_a_zero() -> None:
-    run = results()
-    del run["trainings"]["kd3a"][0]["rounds"][-1]["accuracy"]
-    assert summary(run)["methods"]["kd3a"]["last"] == {
-        "mean": 0.7,
-        "std": None,
-        "values": [None, 0.7],
-    }
 
 
 def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> None:
@@ -188,45 +152,6 @@ def test_troubles_are_gathered_by_round_and_cannot_write_to_the_terminal() -> No
     assert "\x1b" not in text
     assert spans([1]) == "1"
     assert spans([9, 2, 1, 2, 10]) == "1-2, 9-10"
-
-
-def test_methods_are_shown_by_their_titles() -> None:
-    run = results(titles={m: plugins.method(m).title for m in ("fedavg", "kd3a", "feddadil")})
-    assert [title(run, m) for m in ("fedavg", "kd3a", "feddadil")] == [
-        "FedAvg (source-only)",
-        "KD3A",
-        "FedDaDiL",
-    ]
-    assert [short_title(run, m) for m in ("fedavg", "kd3a")] == ["FedAvg", "KD3A"]
-
-
-def test_results_say_what_their_methods_are_called() -> None:
-    """So a reader needs no method: the run's machine may have had others than this machine."""
-    named = {"kd3a": "Other", "fedavg": "Plain (beside)"}
-    text = printed(results(titles=named))
-    assert cells(text, "Other")[1] == "75.0 ± 7.1" and cells(text, "Plain (")[1] == "50.0 ± 0.0"
-    assert cells(text, "site") == ["site", "role", "examples", "Plain", "Other"]
-    assert "KD3A" not in text and "FedAvg" not in text
-    assert summary(results(titles=named))["titles"] == named
-    event = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
-    assert "Other, seed 1: clp: no reply" in printed(results(titles=named, events=[event]))
-    assert "[/b], seed 1" in printed(results(titles={"kd3a": "[/b]"}, events=[event]))
-
-
-@pytest.mark.slow
-def test_tables_and_picture_load_no_method() -> None:
-    code = "import sys, fedda.results.terminal, fedda.contrib.report.picture; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    loaded = set(done.stdout.split())
-    assert "fedda.results.read" in loaded, done.stderr
-    assert not loaded & {"torch", "fedda.plugins", "fedda.algorithms"}
-
-
-@pytest.mark.parametrize("older", [{}, {"titles": {}}, {"titles": None}])
-def test_results_without_titles_have_names_in_capitals(older: dict[str, Any]) -> None:
-    run = {k: v for k, v in results().items() if k != "titles"} | older
-    assert cells(printed(run), "FEDAVG")[0] == "FEDAVG"
-    assert title(run, "feddadil") == "FEDDADIL" and short_title(run, "kd3a") == "KD3A"
 
 
 @pytest.mark.parametrize(
@@ -275,7 +200,7 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     assert load(tmp_path / "a") == load(file) == results()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/contrib/report")
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
     shown = CliRunner().invoke(app, ["report", str(tmp_path)])
@@ -336,20 +261,6 @@ def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     ]
 
 
-def test_progress_without_a_configuration_counts_only_the_current_training() -> None:
-    lines = shown(Display(console=Console(file=io.StringIO())), script())
-    assert lines[2:4] == [
-        "FedAvg (source-only), seed 4: 12 rounds",
-        "  round 1/12: loss 0.500, accuracy 25.0 %, 2.0 s per round, 0:22 left",
-    ]
-
-
-def test_progress_shows_a_method_that_is_not_installed_here_by_its_name() -> None:
-    events = [e | ({"method": "elsewhere"} if "method" in e else {}) for e in script()]
-    lines = shown(Display(console=Console(file=io.StringIO())), events)
-    assert lines[2] == "ELSEWHERE, seed 4: 12 rounds"
-
-
 def test_progress_on_a_terminal_is_a_bar_that_leaves_the_lines_that_matter() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     text = "\n".join(shown(Display(console=console), script()))
@@ -357,10 +268,6 @@ def test_progress_on_a_terminal_is_a_bar_that_leaves_the_lines_that_matter() -> 
     assert "round 11: clp: no reply\n" in text
     assert "━" in text
     assert "\x1b[2Jbad" not in text
-
-
-def test_clock_shows_hours_minutes_and_seconds() -> None:
-    assert [clock(s) for s in (0.4, 61, 3599.6, 7322)] == ["0:00", "1:01", "1:00:00", "2:02:02"]
 
 
 def append(path: Path, text: str) -> None:
@@ -384,38 +291,6 @@ def test_follow_reads_a_growing_file_once_and_ends_with_the_run(tmp_path: Path) 
     read_events = [event["event"] for event in follow(path, lambda: False)]
     writer.join()
     assert read_events == ["started", "round", "done"]
-
-
-def test_follow_passes_over_an_earlier_try_and_reads_the_rest_when_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    append(path, '{"event": "failed"}\n')
-    offset = path.stat().st_size
-
-    def stop() -> bool:
-        append(path, '{"event": "last words"}\n{"event": "never fin')
-        return True
-
-    assert [e["event"] for e in follow(path, stop, offset)] == ["last words"]
-    assert list(follow(tmp_path / "never.jsonl", lambda: True)) == []
-
-
-def test_a_trouble_that_lasts_is_said_once() -> None:
-    absent = {"event": "trouble", "what": "absent", "site": "clp", "text": "not connected"}
-    events = [absent | {"method": "kd3a", "seed": 0, "round": r} for r in (2, 3, 4, 7)]
-    lines = shown(Display(console=Console(file=io.StringIO(), width=80)), events)
-    assert lines == [f"round {r}: clp: not connected" for r in (2, 7)]
-
-
-def test_accuracy_by_class_is_that_of_all_trainings() -> None:
-    told = {"counts": [[30, 10], [0, 0]], "tests": [40, 0]}
-    run = results()
-    run["classes"] = ["a", "b"]
-    (training,) = run["trainings"]["kd3a"][:1]
-    training["answers"] = {"last": told}
-    assert by_class(run, "kd3a", "last") == [0.75, None]
-    assert by_class(run, "kd3a", "refined") == by_class(run, "fedavg", "last") == []
-    text = " ".join(printed(run).split())
-    assert "by class sites count in tens" in text and " a 75 " in text.replace("–", "")
 
 
 def test_the_runs_of_a_folder_are_listed(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_ring_has_its_tests_and_nightly_ones_of_changed_files(
     assert len(inside) + len(outside) == len(ALL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("tests/rings.py")
 def test_changes_are_counted_from_the_nearest_known_point(tmp_path: Path) -> None:
     who = {
         f"GIT_{each}_{what}": "x" for each in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
@@ -76,11 +76,4 @@ def test_changes_are_counted_from_the_nearest_known_point(tmp_path: Path) -> Non
     git("tag", "v2", "HEAD")
     git("update-ref", "refs/remotes/origin/main", "HEAD")
     assert found() == {"first", "third"}  # a fresh clone of what was just landed
-    rings.changed.cache_clear()
-
-
-def test_without_git_nothing_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    rings.changed.cache_clear()
-    assert rings.changed(tmp_path) == frozenset()
     rings.changed.cache_clear()

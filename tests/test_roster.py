@@ -1,6 +1,5 @@
 """Offers become a roster, or an error that lists every one of them."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,21 +173,6 @@ def test_names_of_columns_that_no_site_would_send_are_refused(
     assert str(caught.value).isprintable()
 
 
-def test_a_roster_of_before_columns_had_names_can_go_on() -> None:
-    """Its run's models have none, so the names that the sites now give change nothing."""
-    named: Any = {"shape": [2], "columns": ["a", "b"]}
-    new = nodes(offer("anna", **named), offer("town", "target", **named))
-    text = form(new).text().replace('"a",', "").replace('"b"', "")
-    old = Roster.parse(text)
-    assert old.columns == () == old.nodes[0].columns
-    assert old.updated(new).nodes and not old.changed(new)
-    assert form(new).changed([replace(new[0], columns=("a", "c"))])
-
-
-def test_a_folder_name_with_blanks_is_a_name() -> None:
-    assert Node.read(7, offer("Real World")).name == "Real World"
-
-
 def test_an_offer_has_exactly_the_known_keys() -> None:
     assert set(ANNA) == OFFER
 
@@ -251,27 +235,6 @@ def test_classes_of_sources_are_united_by_name() -> None:
         assert Roster.parse(joined.text()).classes == all_of_them
     with pytest.raises(RosterError, match=r"'dog' and bert 'Dog '"):
         form(nodes(offer("anna"), offer("bert", classes=["cat", "Dog "]), TOWN))
-
-
-def test_classes_that_one_source_alone_names_are_told() -> None:
-    """A slip such as dogg is a class of its own, and any source may make all models larger."""
-    anna, bert = offer("anna"), offer("bert", classes=["cat", "dogg", "eel"])
-    assert form(nodes(anna, bert, TOWN)).alone() == {"anna": ["dog"], "bert": ["dogg", "eel"]}
-    assert form(nodes(anna, BERT, TOWN)).alone() == {}
-    assert form(nodes(anna, BERT, offer("carl", classes=["dog"]), TOWN)).alone() == {}
-    assert form(nodes(anna, TOWN)).alone() == {}
-
-
-def test_a_site_that_takes_no_part_bounds_nobodys_steps() -> None:
-    """Two sources of 20 examples are idle: they must not make a pair's round short."""
-    claims = {"anna": 20, "bert": 20, "carl": 4000}
-    known = form(nodes(*(offer(n, examples=c) for n, c in claims.items()), TOWN)).bounded(5)
-    pair = [n for n in known.nodes if n.name in ("carl", "town")]
-    town = next(n.examples for n in pair if n.name == "town")
-    assert known.counted(pair, 5) == {"carl": 4000, "town": town}
-    assert known.counted(known.sources, 5) == {"anna": 20, "bert": 20, "carl": 100}
-    assert known.counted(known.targets, 5) == {"town": known.counts["town"]}
-    assert known.counted(pair, 0) == {n.name: known.counts[n.name] for n in pair}
 
 
 def test_a_source_lacks_what_two_others_have() -> None:

@@ -10,10 +10,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedda.cli import app
-from fedda.data import describe, load_evaluation, load_source, load_target
 from fedda.data.digits import build as build_digits
-from fedda.data.rotate import background, build, deal, rotate
-from fedda.errors import ConfigError, DataError
+from fedda.data.rotate import build, deal, rotate
+from fedda.errors import DataError
 
 ANGLES = (0, 30, 90)
 
@@ -42,20 +41,6 @@ def test_quarter_turns_are_numpys_clockwise(angle: int) -> None:
     assert np.array_equal(rotate(torch.from_numpy(x), angle).numpy(), expected)
 
 
-def test_no_turn_is_the_identity() -> None:
-    x = torch.from_numpy(random_images(2, 1, 7, 7))
-    assert torch.equal(rotate(x, 0), x)
-    assert torch.equal(rotate(x, 360), x)
-
-
-def test_a_dot_at_twelve_turns_clockwise() -> None:
-    x = torch.zeros(1, 1, 9, 9, dtype=torch.uint8)
-    x[0, 0, 0, 4] = 255  # at twelve o'clock, four pixels from the middle
-    assert np.argwhere(rotate(x, 90)[0, 0].numpy()).tolist() == [[4, 8]]
-    turned = rotate(x, 45)[0, 0].numpy()  # at half past one: 2.8 up and to the right
-    assert np.unravel_index(turned.argmax(), turned.shape) == (1, 7)
-
-
 @pytest.mark.parametrize("angle", [15, 45, 100, 200, 290, -30])
 def test_pixels_are_those_of_a_naive_loop(angle: int) -> None:
     """Each pixel is turned back about the middle and interpolated from the four around it."""
@@ -75,23 +60,6 @@ def test_pixels_are_those_of_a_naive_loop(angle: int) -> None:
                 weight = (1 - abs(along - i)) * (1 - abs(across - j))
                 value += weight * (image[i, j] if 0 <= i < 6 and 0 <= j < 6 else ground)
             assert abs(turned[n, channel, row, column] - value) <= 0.5 + 1e-3
-
-
-def test_corners_get_the_images_own_background() -> None:
-    x = torch.full((2, 3, 8, 8), 40, dtype=torch.uint8)
-    x[1] = 200
-    x[:, :, 3:5, 3:5] = 255
-    assert background(x).flatten(1).tolist() == [[40] * 3, [200] * 3]
-    turned = rotate(x, 45)
-    assert turned[0, :, 0, 0].tolist() == [40] * 3
-    assert turned[1, :, 0, 0].tolist() == [200] * 3
-
-
-def test_many_images_turn_as_each_alone() -> None:
-    x = torch.from_numpy(random_images(600, 1, 4, 4))  # more than are turned at a time
-    turned = rotate(x, 30)
-    for i in (0, 511, 512, 599):
-        assert torch.equal(turned[i : i + 1], rotate(x[i : i + 1], 30))
 
 
 # ---- dealing -----------------------------------------------------------------------------------
@@ -133,35 +101,6 @@ def test_domains_share_no_image_and_have_all_classes(digits: Path, tmp_path: Pat
 
 def _half(content: dict[str, np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray]:
     return content[f"x_{split}"], content[f"y_{split}"]
-
-
-def test_any_domain_can_be_source_or_target(digits: Path, tmp_path: Path) -> None:
-    build(digits, tmp_path / "out", ANGLES)
-    for angle in ANGLES:
-        folder = tmp_path / "out" / str(angle)
-        assert describe(folder, "source").classes == tuple("0123456789")
-        assert describe(folder, "target").warnings == ()
-        test = load_evaluation(folder)
-        assert len(load_source(folder)) == len(load_target(folder)) == 20
-        assert test is not None and len(test) in (13, 14)
-
-
-def test_with_everywhere_every_domain_holds_all_images(digits: Path, tmp_path: Path) -> None:
-    build(digits, tmp_path / "out", (0, 180), everywhere=True)
-    before = arrays(digits)
-    for split in ("train", "test"):
-        first, second = (arrays(tmp_path / "out" / a)[f"x_{split}"] for a in ("0", "180"))
-        expected = sorted(image.tobytes() for image in before[f"x_{split}"])
-        assert sorted(image.tobytes() for image in first) == expected
-        assert sorted(image[::-1, ::-1].tobytes() for image in second) == expected
-        assert not np.array_equal(first, before[f"x_{split}"])  # the order does not reveal classes
-
-
-def test_the_seed_decides_how_images_are_dealt(digits: Path, tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        build(digits, tmp_path / name, ANGLES, seed=seed)
-    a, b, c = ((tmp_path / n / "30" / "data.npz").read_bytes() for n in "abc")
-    assert a == b != c
 
 
 def test_a_target_keeps_no_training_label(digits: Path, tmp_path: Path) -> None:
@@ -209,13 +148,6 @@ def test_what_cannot_be_turned_is_refused(tmp_path: Path) -> None:
             build(source, tmp_path / "out", ANGLES)
     assert not (tmp_path / "out").exists()
     build(few, tmp_path / "out", ANGLES, everywhere=True)
-
-
-def test_an_angle_twice_or_none_is_refused(digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"0, 30, 360 name one twice"):
-        build(digits, tmp_path / "out", (0, 30, 360))
-    with pytest.raises(ConfigError, match="no angle"):
-        build(digits, tmp_path / "out", ())
 
 
 def test_nothing_is_overwritten_and_nothing_left_half_done(

@@ -149,11 +149,14 @@ RESUMED: list[dict[str, Any]] = [
 
 
 QUICK = ({"method": "kd3a"}, {"method": "fedavg"})
+NIGHTLY = pytest.mark.nightly(
+    "server/checkpoint.py", "server/training.py", "clients/base.py", "strategies/base.py"
+)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param(s, marks=[] if s in QUICK else pytest.mark.slow) for s in RESUMED],
+    [s if s in QUICK else pytest.param(s, marks=NIGHTLY) for s in RESUMED],
     ids=lambda s: ",".join(str(v) for v in s.values()),
 )
 def test_a_stopped_run_goes_on_bit_for_bit(

@@ -19,8 +19,6 @@ from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
-from server.journal import Journal
-from server.simulation import simulate
 from tests.federation import Federation, Run, final_model
 from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, run, sent_by, settings_of
 from tests.patience import wait_until
@@ -217,16 +215,6 @@ def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> N
     kinds = {key for e in training["rounds"] for key in e["bytes"]}
     assert {"from source sealed", "to target sealed", "from target key"} <= kinds
     assert "from source model" not in kinds
-
-
-def test_a_simulation_makes_its_own_keys(domains: list[Node], runs: dict[str, str]) -> None:
-    results = []
-    for relay in ("open", "sealed"):
-        resident.cache_clear()
-        settings = settings_of("kd3a") | runs | {"kd3a.relay": relay, "run.name": relay}
-        made = simulate(RunConfig.parse(settings), domains, Journal(), "process")
-        results.append(Path(made["trainings"]["kd3a"][0]["model"]).read_bytes())
-    assert results[0] == results[1]
 
 
 # ---- a server that lies --------------------------------------------------------------------------

@@ -554,7 +554,7 @@ def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> N
     assert any("masked" in kind for kind in kinds) and any("key" in kind for kind in kinds)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/secure", "strategies/channels.py")
 def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
     """Over processes: of three sources one is killed, so the run waits until it is back."""
     with Federation(tmp_path / "hub") as hub:

@@ -10,7 +10,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fedda.cli import app
-from fedda.halves import load
 from fedda.results import selection as table
 from tests.test_fruda import make_line
 
@@ -56,19 +55,6 @@ def test_the_nearest_domain_is_chosen_and_nothing_is_adapted(domains: Path) -> N
     assert sorted(domains.iterdir()) == before
 
 
-def test_the_table_has_a_row_per_candidate(domains: Path) -> None:
-    done = select(domains, "near")
-    assert done.exit_code == 0, done.output
-    assert "candidates for near, by ocs" in done.output
-    lines = [line.split() for line in done.output.splitlines() if "±" in line]
-    assert [line[0] for line in lines] == ["aside", "far", "home"]
-    assert [line[-1] for line in lines].count("chosen") == 1
-    bounds = {line[0]: float(line[6]) for line in lines}
-    ranked = sorted(bounds, key=lambda name: bounds[name])
-    assert f"Best first: {', '.join(ranked)}." in done.output
-    assert f"run.sources={ranked[0]},{ranked[1]}\n" in done.output
-
-
 @pytest.mark.parametrize(
     ("target", "words", "message"),
     [
@@ -85,17 +71,6 @@ def test_what_cannot_be_measured_is_refused_in_one_sentence(
     done = select(domains, target, *words)
     assert done.exit_code == 1
     assert done.output.count("error: ") == 1 and message in done.output
-
-
-def test_an_interruption_has_its_own_exit_code(
-    domains: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(load("server", "simulation"), "simulate", stop)
-    done = select(domains, "far")
-    assert done.exit_code == 130 and "stopped" in done.output
 
 
 def test_rows_by_hand() -> None:

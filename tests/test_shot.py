@@ -36,7 +36,6 @@ from tests.test_held import Forgetful
 SHOT: dict[str, Any] = {"method": "shot", "rounds": 4, "shot.epochs": 3, "train.lr": 0.05}
 DRAWS = torch.Generator().manual_seed(5)
 LOGITS = 3 * torch.randn(12, 4, generator=DRAWS, dtype=torch.float64)
-Z = torch.randn(12, 6, generator=DRAWS, dtype=torch.float64)
 Y = torch.randint(4, (12,), generator=DRAWS)
 
 
@@ -515,7 +514,7 @@ def test_models_side_by_side_are_exported(tmp_path: Path, mean: str) -> None:
 # ---- over processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/shot.py", "strategies/shot.py", "server/training.py")
 def test_the_target_finishes_after_the_sources_have_left(tmp_path: Path) -> None:
     """Sources end once their models are there; the target adapts as it would have with them."""
     settings = SHOT | {"rounds": 5, "wait.sites": 20.0, "train.batch-size": 16}

@@ -103,7 +103,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield made
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("clients/site", "clients/base.py")
 def test_no_image_can_be_read_from_two_runs_over_processes(hub: Federation) -> None:
     """The run's own program is honest; its settings are chosen to read an image of anna's."""
 

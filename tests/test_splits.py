@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.cli import app as whole
 from fedda.cli.data import app
 from fedda.config import Inputs
 from fedda.data import table
@@ -129,11 +128,6 @@ def test_a_site_trains_on_the_split_that_it_names(tmp_path: Path, form: str) -> 
         data.load_source(path, reading=data.Reading(split="dev"))
 
 
-def test_a_table_with_other_splits_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the split 'validation'.*--split"):
-        data.load_source(listed(tmp_path))
-
-
 @pytest.mark.parametrize("name", ["../up", ".hidden", "-x", "a/b"])
 def test_a_split_is_a_name(name: str) -> None:
     with pytest.raises(ConfigError, match=r"--split is .*the name of a split"):
@@ -150,30 +144,6 @@ def test_a_site_and_predictions_keep_to_the_split(tmp_path: Path) -> None:
         data_at = FORMS[form](tmp_path / form)
         batches = data.stream(data_at, (1, 6, 8), 4, reading=data.Reading(split="validation"))
         assert sum(len(names) for names, _ in batches) == wanted
-
-
-def test_a_saved_data_set_without_train_names_its_splits(tmp_path: Path) -> None:
-    path = saved(tmp_path / "site", {"photo": range(4), "sketch": range(6, 9)})
-    with pytest.raises(
-        DataError, match=r"none called train; its splits are photo, sketch.*--split"
-    ):
-        data.load_source(path)
-    found = data.load_source(path, reading=data.Reading(split="sketch"))
-    assert values(found.x) == [6, 7, 8] and found.classes == ("a", "b")
-    assert data.load_evaluation(path, reading=data.Reading(split="sketch")) is None
-    whole = data.describe(saved(tmp_path / "whole"), "source")
-    assert whole.warnings == (f"{tmp_path / 'whole'}: splits are passed over (validation)",)
-
-
-def test_a_saved_data_set_of_one_split(tmp_path: Path) -> None:
-    path = one(tmp_path / "site", range(5), split="validation")
-    assert values(data.load_source(path).x) == [0, 1, 2, 3, 4]  # whatever it is called
-    assert len(data.load_source(path, reading=data.Reading(split="validation"))) == 5
-    with pytest.raises(DataError, match=r"rows of the split dev, or another --split \(validation"):
-        data.load_source(path, reading=data.Reading(split="dev"))
-    # No file beside those that it names is read.
-    (path / "cache-1.arrow").write_bytes(b"of another data set")
-    assert len(data.load_target(path)) == 5
 
 
 @pytest.mark.parametrize(
@@ -222,44 +192,6 @@ def test_a_split_is_cut_into_sites(tmp_path: Path, form: str) -> None:
     with pytest.raises(DataError, match=r"no (rows of the )?split dev.*--split"):
         table.split(path, tmp_path / "none", "clinic", data.Reading(split="dev"))
     assert not (tmp_path / "none").exists()
-
-
-def test_a_rotated_domain_is_of_the_split(tmp_path: Path) -> None:
-    path, out = folder(tmp_path / "site"), tmp_path / "out"
-    command = ["rotate", str(path), str(out), "--angles", "0,90", "--size", "8"]
-    done = CliRunner().invoke(app, [*command, "--everywhere", "--split", "validation"])
-    assert done.exit_code == 0, done.output
-    turned = data.load_source(out / "90")
-    assert sorted(values(turned.x)) == [*PARTS["validation"]]
-
-
-def test_a_comparison_trains_on_the_split_and_is_not_mixed_with_others(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    for name in ("here", "there"):
-        arrays: dict[str, Any] = {}
-        for part, count in {"train": 24, "dev": 32, "test": 8}.items():
-            arrays[f"x_{part}"] = draw.integers(0, 256, (count, 8, 8), dtype=np.uint8)
-            arrays[f"y_{part}"] = np.arange(count) % 2
-        (tmp_path / "data").mkdir(exist_ok=True)
-        np.savez(tmp_path / "data" / f"{name}.npz", **arrays)
-    command = ["compare", "fedavg", "--data", str(tmp_path / "data"), "--target", "here"]
-    command += ["--seeds", "7,", "--rounds", "1", "-c", "model.name=mlp", "-c", "model.hidden=4"]
-    command += ["--jobs", "1"]
-    command += ["--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(whole, [*command, "--split", "dev"])
-    assert done.exit_code == 0, done.output
-    (results,) = (tmp_path / "out" / "cells").glob("*/results.json")
-    sites = json.loads(results.read_text())["sites"]
-    assert [site["examples"] for site in sites] == [32, 32]
-    other = CliRunner().invoke(whole, command)
-    assert other.exit_code == 1 and "was run with split 'dev', not ''" in other.output
-
-
-def test_check_shows_the_split(tmp_path: Path) -> None:
-    path = saved(tmp_path / "site")
-    words = ["check", str(path), "--min-images", "2"]
-    done = CliRunner(env={"COLUMNS": "120"}).invoke(app, [*words, "--split", "test"])
-    assert done.exit_code == 0 and "2 (the split test, with labels)" in done.output
 
 
 def test_what_datasets_saves_is_read_as_it_gives_it(tmp_path: Path) -> None:

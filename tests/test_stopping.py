@@ -33,6 +33,22 @@ from tests.test_run import Untestable
 STILL = {"train.lr": 1e-9, "rounds": 8, "run.patience": 2}  # no round changes any answer
 
 
+class LastLost(Untestable):
+    """A grid whose target answers three requests to test, and then is away."""
+
+    def __init__(self, domains: list[Node]) -> None:
+        super().__init__(domains, 0, away=True)
+        self.left = 3
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            target = reply.metadata.src_node_id == self.id_of("town")
+            if reply.metadata.message_type == "evaluate" and target:
+                self.left -= 1
+                self.lost = int(self.left == 0)  # the next one
+            yield reply
+
+
 def task(schedule: str = "train 9", method: str = "fedavg") -> Task:
     """A training of nine rounds."""
     about = {"method": method, "rounds": 9, "schedule": schedule}
@@ -146,22 +162,6 @@ def test_a_resumed_run_counts_on(domains: list[Node], runs: dict[str, str], stop
     again, events = run(domains, settings | {"run.resume": True})
     assert not [e for e in events if e["event"] == "round"]  # it has ended
     assert again["trainings"]["fedavg"][0]["stopped"] == whole["trainings"]["fedavg"][0]["stopped"]
-
-
-class LastLost(Untestable):
-    """A grid whose target answers three requests to test, and then is away."""
-
-    def __init__(self, domains: list[Node]) -> None:
-        super().__init__(domains, 0, away=True)
-        self.left = 3
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        for reply in super().pull_messages(message_ids):
-            target = reply.metadata.src_node_id == self.id_of("town")
-            if reply.metadata.message_type == "evaluate" and target:
-                self.left -= 1
-                self.lost = int(self.left == 0)  # the next one
-            yield reply
 
 
 def test_a_lost_test_of_an_early_last_round_is_made_up_for(

@@ -59,7 +59,7 @@ def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "adabn" / "report.html").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/ops")
 @pytest.mark.parametrize(
     "module", ["fedda.cli", "fedda.contrib.lab.comparing", "clients.node.resident"]
 )
@@ -67,7 +67,7 @@ def test_a_command_can_be_imported_there(tmp_path: Path, module: str) -> None:
     assert python(f"import {module}; print('here')", tmp_path) == "here\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/ops")
 def test_a_lock_there_is_one_processs_and_leaves_the_position(tmp_path: Path) -> None:
     code = """
 from fedda.ops import system

@@ -76,15 +76,6 @@ def test_a_sites_command_is_that_of_compose() -> None:
     parse(command(CLIENT, {k: v for k, v in env.items() if k != "OPTIONS"}))
 
 
-def test_the_servers_command_is_that_of_compose() -> None:
-    params = parse(command(SERVER, {}))
-    like = parse(services("compose.server.yml")["server"]["command"])
-    folders = [Path("/var/lib") / each for each in unit(SERVER)["StateDirectory"][0].split()]
-    assert params.pop("directory") == folders[0]
-    assert params.pop("traffic") == folders[1] / "traffic.json"
-    assert params == {k: v for k, v in like.items() if k not in ("directory", "traffic")}
-
-
 @pytest.mark.parametrize("name", UNITS)
 def test_units_are_confined(name: str) -> None:
     found = unit(name)
@@ -115,17 +106,6 @@ def test_restarts_heed_exit_codes_and_a_stop_is_graceful(name: str) -> None:
     # As long as a container gets.
     assert found["TimeoutStopSec"] == ["30"]
     assert services("compose.client.yml")["client"]["stop_grace_period"] == "30s"
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_units_switch_off_what_the_image_does(name: str) -> None:
-    words = " ".join(unit(name)["Environment"]).split()
-    given = dict(word.split("=") for word in words)
-    image = (DEPLOY / "Dockerfile").read_text()
-    for key, value in given.items():
-        assert f" {key}={value}" in image
-    for key in re.findall(r"\b(\w*(?:TELEMETRY|UPDATE_CHECK|USAGE_STATS)\w*)=", image):
-        assert key in given
 
 
 def verify(folder: Path, name: str) -> Any:
@@ -160,16 +140,3 @@ def units(tmp_path: Path) -> Path:
 def test_systemd_accepts_the_units(units: Path, name: str) -> None:
     done = verify(units, name)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("file", "wrong", "said"),
-    [
-        ("fedda-client@clinic-a.service", "ProtectSystem=stricter", "ignoring: stricter"),
-        ("fedda-client@clinic-a.service.d/drop-in.conf", "IPAdressDeny=any", "IPAdressDeny"),
-    ],
-)
-def test_the_check_sees_a_wrong_setting(units: Path, file: str, wrong: str, said: str) -> None:
-    path = units / file
-    path.write_text(path.read_text().replace("[Service]", f"[Service]\n{wrong}"))
-    assert said in verify(units, "fedda-client@clinic-a.service").stderr

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from fedda import data
-from fedda.cli.data import app
 from fedda.data import table
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored
@@ -114,22 +112,6 @@ def test_damaged_tables_are_refused_in_a_sentence(tmp_path: Path) -> None:
             data.verify(path, "source")
 
 
-def test_a_table_is_cut_into_sites(tmp_path: Path) -> None:
-    path = write(tmp_path / "all.csv", rows())
-    done = CliRunner().invoke(app, ["split", str(path), str(tmp_path / "out")])
-    assert done.exit_code == 0 and "photo: 3 examples" in done.stdout.replace("\n", "")
-    assert sorted(data.domains(tmp_path / "out")) == ["photo", "sketch"]
-    photo = data.load_source(tmp_path / "out" / "photo")
-    assert values(photo.x) == [0, 2] and photo.classes == ("cat", "dog")
-    assert sorted(values(data.load_target(tmp_path / "out" / "sketch").x)) == [1, 3]
-    for again, words in ((tmp_path / "out", "nothing is overwritten"), (tmp_path / "x", "colour")):
-        with pytest.raises(DataError, match=words):
-            table.split(path, again, "domain" if again.name == "out" else "colour")
-    bad = write(tmp_path / "bad.csv", [rows()[0] | {"domain": "../up"}])
-    with pytest.raises(DataError, match="cannot name a site"):
-        table.split(bad, tmp_path / "y", "domain")
-
-
 def encoded(i: int) -> dict[str, Any]:
     out = io.BytesIO()
     Image.new("L", (8, 6), i).save(out, "PNG")
@@ -167,15 +149,6 @@ def test_hugging_face_parquet(tmp_path: Path) -> None:
     assert values(sketch.x) == [2, 3] and sketch.classes == ("cat", "dog")
     with pytest.raises(DataError, match=r"row 1 of .*parquet cannot be read as an image"):
         data.verify(hugging_face(tmp_path / "bad", damaged=True), "target")
-
-
-@pytest.mark.parametrize(
-    ("number", "words"), [(-1, r"no label in row 1"), (2, r"number 2 in its column label")]
-)
-def test_numbers_without_a_name_are_no_labels(tmp_path: Path, number: int, words: str) -> None:
-    path = hugging_face(tmp_path / "hf", hidden=number)
-    with pytest.raises(DataError, match=words):
-        data.load_evaluation(path)
 
 
 def test_parquet_with_paths(tmp_path: Path) -> None:

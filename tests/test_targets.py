@@ -50,6 +50,9 @@ install = test_plugins.install
 TARGETS = ("town", "village")
 
 
+VILLAGE = offer("village", "target", tested=3)
+
+
 @pytest.fixture(scope="module")
 def sites(domains: list[Node], tmp_path_factory: pytest.TempPathFactory) -> list[Node]:
     """Two sources and two targets."""
@@ -232,7 +235,7 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
     assert list(results["targets"]) == ["village"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/training.py", "server/simulation.py")
 def test_separate_processes_compute_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
     hub = Federation(tmp_path / "hub", threads=1)
     hub.nodes = sites
@@ -553,9 +556,6 @@ def test_a_run_can_start_from_one_training_but_not_from_a_run_of_several_targets
     run(sites, settings | {"run.start-from": str(folder / "fedavg-0-village")})
 
 
-# ---- what sites and trackers keep --------------------------------------------------------------
-
-
 def test_files_of_different_targets_do_not_collide(
     sites: list[Node], flat: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -576,6 +576,9 @@ def test_files_of_different_targets_do_not_collide(
     for target in TARGETS:
         assert f"KD3A: test at {target}, last round" in text
     assert "seed 0 on town; distances" in text
+
+
+# ---- what sites and trackers keep --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../town", ".town", "a/b", "a\nb"])
@@ -769,11 +772,6 @@ def test_predict_and_export_ask_which_of_several_models(
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
     code, _, err = fedda("export", folder, "--target", "city")
     assert code == 1 and "fedavg-0-city has no model.safetensors" in err
-
-
-# ---- the roster --------------------------------------------------------------------------------
-
-VILLAGE = offer("village", "target", tested=3)
 
 
 def test_a_roster_of_two_targets_is_one_roster_each() -> None:

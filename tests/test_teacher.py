@@ -15,19 +15,16 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
-from clients.site.memory import Site, pick_device
+from clients.site.memory import Site
 from clients.site.teacher import Teacher, checked
-from fedda import data, models, refining
+from fedda import data, models
 from fedda.algorithms import shot
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.data import Reading, probabilities
-from fedda.errors import ConfigError, DataError, FeddaError
-from fedda.maths import refine
-from fedda.maths.refine import Space
+from fedda.data import Reading
+from fedda.errors import DataError, FeddaError
 from fedda.models.export import export
-from tests.local_grid import CLASSES, EXAMPLES, Bench, Node, ScriptedGrid, make_domains, run
-from tests.test_refine import drawn
+from tests.local_grid import CLASSES, EXAMPLES, Node, ScriptedGrid, make_domains, run
 
 NAMES = tuple(map(str, range(CLASSES)))
 CPU = torch.device("cpu")
@@ -94,20 +91,6 @@ def test_the_last_step_of_any_method_hears_it(tmp_path: Path) -> None:
     heard = trained(tmp_path / "with", file, "fedavg", settings)
     assert heard["rounds"][-1]["accuracy"] == without["rounds"][-1]["accuracy"]
     assert heard["refined"]["accuracy"] > without["refined"]["accuracy"] + 0.1
-
-
-@pytest.mark.parametrize("taught", [False, True])
-def test_a_sure_teacher_is_no_reason_to_weigh_unsure_sources(taught: bool, tmp_path: Path) -> None:
-    """They are sure of 2 in 3 images, which is too few here for their focus to weigh them."""
-    nodes = sites(tmp_path, write(tmp_path / "old.csv", truth()) if taught else None)
-    bench = Bench(
-        nodes, "kd3a", kd3a__gate__low=0.6, kd3a__focus_from=0.9, train__rounds_per_epoch=0.2
-    )
-    bench.round(1)
-    kept = bench.round(2)[1]["kept"]
-    assert kept == 1 if taught else 0 < kept < 0.9
-    examples = {name: n / sum(EXAMPLES.values()) for name, n in EXAMPLES.items()}
-    assert bench.strategy.weights == pytest.approx(examples)
 
 
 @pytest.mark.parametrize("method", ["kd3a", "shot"])
@@ -217,28 +200,6 @@ def test_rows_of_arrays_need_no_names(tmp_path: Path) -> None:
     torch.testing.assert_close(said[1], p)
 
 
-def test_rows_without_names_are_not_those_of_several_files(tmp_path: Path) -> None:
-    """Each file of a table numbers its rows from 0, so row 0 would be that of two images."""
-    names = ["a.parquet/1", "b.parquet/0", "a.parquet/0", "b.parquet/1"]
-    np.savez(tmp_path / "old.npz", p=np.full((4, 2), 0.5), classes=["a", "b"])
-    for asked in (names, ["1", "2", "3", "4"]):
-        with pytest.raises(ValueError, match="it lacks `names`"):
-            probabilities.READERS[".npz"](tmp_path / "old.npz", asked)
-
-
-def test_names_that_another_program_wrote_need_no_apostrophe(
-    pictures: Path, tmp_path: Path
-) -> None:
-    """`fedda predict` puts one before a name that a spreadsheet would compute."""
-    file = write(tmp_path / "t.csv", torch.full((30, 2), 0.5), ("cat", "dog"), data.names(pictures))
-    assert any(row.startswith("dog/=") for row in file.read_text().splitlines())
-    (pictures / "dog" / "=3.png").rename(pictures / "=3.png")
-    names = data.names(pictures)
-    assert "=3.png" in names
-    write(file, torch.full((30, 2), 0.5), ("cat", "dog"), names)
-    assert answered(file, pictures).shape == (30, 2)
-
-
 def spoilt(kind: str, folder: Path, tmp_path: Path) -> Path:
     names = data.names(folder)
     p = torch.full((30, 2), 0.5)
@@ -319,42 +280,6 @@ def test_a_file_that_cannot_be_used_is_named(
     assert "\n" not in str(refusal.value)
 
 
-def test_a_source_has_none(pictures: Path, model: Path) -> None:
-    with pytest.raises(ConfigError, match="is for a target"):
-        checked(model, "source", pictures, Reading(), CPU)
-
-
-def test_data_that_changed_are_named(tmp_path: Path) -> None:
-    node = sites(tmp_path, write(tmp_path / "old.csv", truth()))[-1]
-    site = Site(node)
-    site.teacher.check()
-    assert site.teacher.answers(NAMES, torch.arange(3), 48) is not None
-    assert site.teacher.answers(NAMES, torch.arange(3), 49) is None
-
-
-def test_data_that_the_site_offers_anew_are_what_it_speaks_of(tmp_path: Path) -> None:
-    node = sites(tmp_path, write(tmp_path / "old.csv", truth()))[-1]
-    site = Site(node)
-    site.offer()
-    assert (said := site.teacher.answers(NAMES, torch.arange(48), site.examples)) is not None
-    with np.load(node["data"]) as held:
-        arrays = dict(held)
-    np.savez(node["data"], **arrays | {"x_train": arrays["x_train"][:40]})
-    site.offer()
-    again = site.teacher.answers(NAMES, torch.arange(40), site.examples)
-    assert again is not None and again.equal(said[:40])
-
-
-def test_it_is_read_once_and_before_the_site_joins(tmp_path: Path) -> None:
-    """Read in a training, it would show in the seconds that this tells."""
-    node = sites(tmp_path, file := write(tmp_path / "old.csv", truth()))[-1]
-    checked(file, "target", Path(node["data"]), Reading.said(node), pick_device("auto"))
-    file.unlink()
-    site = Site(node)
-    site.offer()
-    assert site.teacher.answers(NAMES, torch.arange(48), site.examples) is not None
-
-
 def test_a_simulated_run_takes_one(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")
@@ -392,24 +317,6 @@ def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> Non
     found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
     torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
-
-
-# ---- the last step -----------------------------------------------------------------------------
-
-
-def test_the_consensus_counts_it_as_one_more_member(tmp_path: Path) -> None:
-    """The Gaussians are those of the mean of the model's and the teacher's predictions."""
-    x, p = drawn(200, 6, 3)
-    config = ModelConfig(name="identity")
-    model = models.build(config, (6,), 3, seed=0)
-    x = x.float()
-    made = refining.refined_model(None, model, x, config, (6,), taught=p.float())
-    own = models.predict(model, x).double()
-    z = Space.of(x)(x.double())
-    _, found = refine.refine((own + p.float().double()) / 2, z)
-    for name, value in (("means", found.means), ("offset", found.offset)):
-        torch.testing.assert_close(made.model.head.get_buffer(name), value.float())
-    torch.testing.assert_close(made.after, models.predict(made.model, x).double())
 
 
 def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:

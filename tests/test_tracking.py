@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.hparams import plugin_data_pb2
 
 from clients.site.memory import resident
 from fedda.settings import RunConfig
@@ -15,11 +14,6 @@ from server import run as server_run
 from server.journal import Event, Journal, Listener
 from tests.local_grid import FAST, Node, ScriptedGrid, stop_after
 
-FINAL = {
-    *("final/accuracy", "final/selected-accuracy", "final/selected-round"),
-    *("final/seconds", "final/bytes", "final/refined-accuracy"),
-}
-EVENTS = "events.out.tfevents."
 Curves = dict[str, list[tuple[int, float]]]
 
 
@@ -127,29 +121,6 @@ def test_tensorboard_shows_what_the_results_say(domains: list[Node], runs: dict[
     assert "fedprox" not in text and "run.dir" not in text and "wait." not in text
 
 
-def test_tensorboard_has_the_settings_and_the_summary_as_hparams(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    run(domains, runs | {"rounds": 1, "run.seeds": "7", "kd3a.mixup": 0.125})
-    shown = EventAccumulator(str(Path(runs["run.dir"]) / "run" / "kd3a-7")).Reload()
-    protos: Any = plugin_data_pb2  # whose classes protobuf makes on import
-    hparams = {
-        tag: protos.HParamsPluginData.FromString(data)
-        for tag, data in shown.PluginTagToContent("hparams").items()
-    }
-    start = hparams["_hparams_/session_start_info"].session_start_info.hparams
-    assert start["kd3a.mixup"].number_value == 0.125
-    assert start["method"].string_value == "kd3a" and start["seed"].number_value == 7
-    metrics = hparams["_hparams_/experiment"].experiment.metric_infos
-    assert {metric.name.tag for metric in metrics} == FINAL <= set(shown.Tags()["scalars"])
-    assert hparams["_hparams_/session_end_info"].session_end_info.status == 1  # success
-
-
-def test_without_trackers_nothing_is_written(domains: list[Node], runs: dict[str, str]) -> None:
-    run(domains, runs | {"rounds": 1, "track.tensorboard": False})
-    assert not list(Path(runs["run.dir"]).rglob(f"{EVENTS}*"))
-
-
 # ---- resuming ----------------------------------------------------------------------------------
 
 
@@ -169,34 +140,6 @@ def test_a_resumed_run_goes_on_with_its_curves(domains: list[Node], runs: dict[s
     assert times == [event["time"] for event in rounds] and len(times) == 4
 
 
-def test_a_finished_run_that_is_resumed_has_no_point_twice(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    results, _ = run(domains, runs)
-    run(domains, runs | {"run.resume": True})
-    folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
-    same(curves(folder), expected(results["trainings"]["kd3a"][0]))
-
-
-def test_a_training_begun_afresh_begins_its_curves_afresh(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    settings = {**runs, "rounds": 3}
-    stopped(domains, settings, 3)
-    folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
-    assert [step for step, _ in curves(folder)["loss"]] == [1, 2]
-    (folder / "checkpoint.json").unlink()
-    stopped(domains, settings | {"run.resume": True}, 2)
-    assert [step for step, _ in curves(folder)["loss"]] == [1]
-
-
-def test_curves_may_be_turned_on_later(domains: list[Node], runs: dict[str, str]) -> None:
-    stopped(domains, runs | {"track.tensorboard": False}, 1)
-    results, _ = run(domains, runs | {"run.resume": True})
-    folder = Path(runs["run.dir"]) / "run" / "kd3a-0"
-    same(curves(folder), expected(results["trainings"]["kd3a"][0]))
-
-
 # ---- files that cannot be written --------------------------------------------------------------
 
 
@@ -213,14 +156,3 @@ def test_curves_that_fail_are_reported_in_one_line_and_the_run_goes_on(
     (text,) = [e["text"] for e in events if e["event"] == "trouble"]
     assert len(results["events"]) == 1 and "\n" not in text
     assert "No space left on device" in text and "training goes on" in text
-
-
-def test_ctrl_c_ends_a_run_even_inside_the_curves(
-    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tracked.Curves, "_add", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(domains, runs)

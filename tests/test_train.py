@@ -62,14 +62,6 @@ def test_a_round_by_hand() -> None:
     assert sizes(1.5, 1, 2, 3) == [[12], [8, 6], [14]]
 
 
-def test_epochs_are_shuffled_anew_and_repeatably() -> None:
-    blocks = in_blocks(60, 5)
-    first, second = (torch.cat(round_images(blocks, t, 1, seed=1)).tolist() for t in (1, 2))
-    assert first != second != sorted(second)
-    assert torch.cat(round_images(blocks, 1, 1, seed=1)).tolist() == first
-    assert torch.cat(round_images(blocks, 1, 1, seed=2)).tolist() != first
-
-
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(2, 9))
 def test_no_batch_has_one_image_and_none_is_lost(sizes: list[int], batch_size: int) -> None:
     shares = [torch.arange(n) for n in sizes]

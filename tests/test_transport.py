@@ -140,7 +140,7 @@ def test_barycenters_of_another_size_equal_the_twins(problem: tuple[Tensor, ...]
     torch.testing.assert_close(b.y, wanted_y)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/maths/optimal_transport.py")
 @pytest.mark.parametrize("entropy", [0.0, 0.1])
 @pytest.mark.parametrize("m", [0, 5])
 def test_atoms_too_many_for_stored_inner_products_give_the_same(

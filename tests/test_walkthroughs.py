@@ -156,6 +156,7 @@ def answers(port: int) -> bool:
     return True
 
 
+@pytest.mark.nightly("docs/flower.md", "fedda/ops/bundle.py", "clients/app.py", "server/app.py")
 def test_flowers_own_superlink(terminals: Terminals, tmp_path: Path) -> None:
     """Flower's server, fedda's clients, then a run by `fedda run` and one by `flwr run`."""
     port, app = quiet_port(), stage(tmp_path / "app")  # flwr would walk through all of a checkout

@@ -30,7 +30,7 @@ def first_event(operators: httpx.Client, address: str) -> str:
         return next(line for line in stream.iter_lines() if line.startswith("data: "))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("server/watching", "fedda/cli/watching.py", "fedda/cli/watch.py")
 def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
     """The run waits for bert in round 2 until the test lets him go on."""
     with Federation(tmp_path / "hub", acting=True) as hub, contextlib.ExitStack() as stack:

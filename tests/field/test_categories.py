@@ -18,13 +18,11 @@ from typer.testing import CliRunner
 import fedda
 from fedda import data, models
 from fedda.cli import app
-from fedda.config import InputConfig, categories_of
+from fedda.config import categories_of
 from fedda.data import Reading, naming
-from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered, taken
-from fedda.errors import ConfigError, DataError, FeddaError, RosterError
-from fedda.library.program_tables import frame as read_frame
+from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered
+from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.settings import RunConfig
-from strategies.sites import roster
 from strategies.sites.roster import Node
 
 LIST = "sex=female|male, thal=normal|fixed|reversible"
@@ -63,18 +61,6 @@ def run(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> fedda.Run:
     return fedda.simulate(sites, "west", "fedavg", **about, **FEW)
 
 
-def test_a_list_by_hand() -> None:
-    assert categories_of(LIST) == {
-        "sex": ("female", "male"),
-        "thal": ("normal", "fixed", "reversible"),
-    }
-    assert categories_of("") == {} and InputConfig(categories=LIST).categories == LIST
-    alike = ("sex=a|A", "sex=1|01", "sex=\u00e4|a\u0308")
-    for odd in ("sex", "sex=male", "=a|b", "sex=a|b,sex=c|d", *alike, "sex=a||b", ","):
-        with pytest.raises(ConfigError, match="each column once"):
-            RunConfig.parse({"input.categories": odd})
-
-
 def test_several_ways_to_write_a_value() -> None:
     """By hand: four hospitals' ways to write a sex are one column of 0 and 1."""
     declared = categories_of("sex=female/f/weiblich|male/m/männlich, thal=a/b|c|d")
@@ -96,13 +82,6 @@ def test_a_value_at_one_site_alone_is_named() -> None:
     assert first.startswith("female of the column sex occurs at north alone")
     assert second.startswith("F, M of the column sex occur at south alone")  # town: nobody else's
     assert not alone(sites, categories_of("sex=female/f|male/m"))
-
-
-def test_coded_names_say_all() -> None:
-    assert coded(("age", "sex", "thal"), categories_of(LIST)) == CODED
-    assert taken(CODED, ("age", "sex", "thal")) == ("age", "sex", "thal")
-    with pytest.raises(DataError, match="names 'thal', and the sites' columns"):
-        coded(("age", "sex"), categories_of(LIST))
 
 
 def test_cells_are_numbered() -> None:
@@ -154,16 +133,6 @@ def test_a_list_that_no_table_can_follow_is_refused(odd: str, why: str) -> None:
         coded(("dose",), categories_of(odd))
 
 
-def test_true_and_false_are_texts_in_one_file_and_numbers_in_another(tmp_path: Path) -> None:
-    smokes = [True, False, None] * 20
-    frame = pd.DataFrame({"smokes": pd.array(smokes, "boolean"), "label": ["a", "b"] * 30})
-    frame.to_csv(tmp_path / "a.csv", index=False)
-    frame.to_parquet(tmp_path / "b.parquet", index=False)
-    reading = Reading().within("", "mean", coded(("smokes",), categories_of("smokes=false|true")))
-    a, b = (data.load_source(tmp_path / name, reading=reading).x for name in ("a.csv", "b.parquet"))
-    assert torch.equal(a, b) and a[:3, 0].tolist() == [1, 0, 0.5]
-
-
 @pytest.mark.parametrize("cell", [["a"], {"a": 1}, b"a", pd.Timestamp("2026-01-01"), "2026-01-01"])
 def test_cells_of_any_kind_are_texts_or_refused_in_a_sentence(tmp_path: Path, cell: Any) -> None:
     frame = pd.DataFrame({"kind": [cell] * 50, "label": ["a", "b"] * 25})
@@ -174,15 +143,6 @@ def test_cells_of_any_kind_are_texts_or_refused_in_a_sentence(tmp_path: Path, ce
     assert "b'a'" not in str(refused.value)
 
 
-def test_categories_of_pandas_that_no_row_has_do_not_count(tmp_path: Path) -> None:
-    kinds = pd.Categorical(["a", "b"] * 30, categories=["z", "b", "a"])
-    frame = pd.DataFrame({"kind": kinds, "label": ["x", "y"] * 30})
-    frame.to_parquet(tmp_path / "a.parquet", index=False)
-    assert data.describe(tmp_path / "a.parquet", "source").texts == ("kind=a|b",)
-    numbers, texts = read_frame(frame[["kind"]], "it")
-    assert texts == {"kind": ("a", "b")} and numbers[:2, 0].tolist() == [0, 1]
-
-
 def test_a_column_of_texts_in_one_set_of_a_site_alone_is_refused(tmp_path: Path) -> None:
     """The numbers of the other set would count as numbers of these texts."""
     train, y = pd.DataFrame({"sex": [0, 1] * 30}), ["a", "b"] * 30
@@ -190,16 +150,6 @@ def test_a_column_of_texts_in_one_set_of_a_site_alone_is_refused(tmp_path: Path)
     sites: Any = {name: (train, y, (test, y)) for name in ("a", "b", "t")}
     with pytest.raises(DataError, match="has texts in the column sex of one set and numbers in"):
         fedda.simulate(sites, "t", "fedavg", dir=tmp_path, input_categories="sex=female|male")
-
-
-def test_a_files_array_of_other_texts_is_passed_over(tmp_path: Path) -> None:
-    """Of an array that is called `texts` as well, such as the notes that vectors were made of."""
-    x, y = np.random.default_rng(0).normal(size=(60, 2)).astype(np.float32), np.arange(60) % 2
-    notes = np.array(["Patient well.\nSeen twice."] * 60)
-    np.savez(tmp_path / "a.npz", x=x, y=y, texts=notes)
-    np.savez(tmp_path / "b.npz", x=x, y=y, texts=notes, columns=np.array(["age", "sex"]))
-    for name in "ab":
-        assert data.load_source(tmp_path / f"{name}.npz").x.shape == (60, 2)
 
 
 def test_a_line_to_type_runs_nothing_else(tmp_path: Path) -> None:
@@ -283,24 +233,6 @@ def test_frames_of_a_program_are_coded_alike(run: fedda.Run, sites: Path, tmp_pa
         assert torch.equal(weights, other.model.network.state_dict()[name])
 
 
-def test_a_frames_tests_are_numbered_as_its_training_rows(tmp_path: Path) -> None:
-    train, test = patients(0), patients(1)
-    test["thal"] = test["thal"].replace("fixed", "absent")
-    x, tested = train.drop(columns="label"), (test.drop(columns="label"), test["label"])
-    sites: Any = {n: (x, train["label"], tested) for n in ("a", "b", "t")}
-    with pytest.raises(FeddaError, match=r"1 value in its column thal that .* \(absent\)"):
-        strict = FEW | {"input_missing": "refuse"}
-        fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "r", input_categories=LIST, **strict)
-    run = fedda.simulate(sites, "t", "fedavg", dir=tmp_path / "s", input_categories=LIST, **FEW)
-    assert run.results.accuracy is not None and run.results.accuracy > 0.7
-
-
-def test_names_of_files_are_no_kinds_in_a_frame_either() -> None:
-    frame = pd.DataFrame({"age": [1.0, 2.0] * 30, "scan": ["a.png", "b.DCM"] * 30})
-    with pytest.raises(DataError, match=r"'a\.png' in its column scan: numbers, or a few texts"):
-        read_frame(frame, "it")
-
-
 def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) -> None:
     line = r"-c 'input.categories=sex=female\|male, thal=fixed\|normal\|reversible'"
     with pytest.raises(FeddaError, match=line):
@@ -367,19 +299,6 @@ def node(name: str, role: str, columns: tuple[str, ...]) -> Node:
     offer = {"role": role, "name": name, "examples": 90, "tested": 0, "shape": [3]}
     offer |= {"classes": ["a", "b"] if role == "source" else [], "columns": list(columns)}
     return Node.read(len(name), offer | {"version": fedda.__version__, "keys": False})
-
-
-def test_the_server_knows_how_long_vectors_are(tmp_path: Path) -> None:
-    own = ("age", "sex", "thal")
-    nodes = [node("a", "source", own), node("home", "target", own)]
-    for missing, d in (("refuse", 5), ("indicator", 10)):
-        unified = InputConfig(categories=LIST, missing=missing)  # pyright: ignore
-        made = roster.form(nodes, unified)
-        assert made.shape == (d,) and made.columns == CODED
-    unnamed = node("bb", "source", ())
-    for nodes_of, categories in (([*nodes, unnamed], LIST), (nodes, "cp=1|2")):
-        with pytest.raises(RosterError, match="sites' columns have other names or none"):
-            roster.form(nodes_of, InputConfig(categories=categories))
 
 
 def test_a_table_with_texts_is_a_site_among_others(sites: Path, tmp_path: Path) -> None:

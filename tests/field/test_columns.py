@@ -14,7 +14,7 @@ from fedda.cli import app
 from fedda.cli.its_files import OPTIONS
 from fedda.config import Inputs
 from fedda.contrib.lab.comparison import Plan, Variant
-from fedda.data import Reading, columns, naming
+from fedda.data import Reading, naming
 from fedda.errors import ConfigError, DataError, FeddaError
 
 NAMES = ("age", "chol", "sex", "zinc")
@@ -50,10 +50,6 @@ def run(sites: Path, tmp_path_factory: pytest.TempPathFactory) -> fedda.Run:
     return fedda.simulate(sites, target="west", method="fedavg", dir=folder / "run", **FEW)
 
 
-def test_a_model_knows_its_columns(run: fedda.Run) -> None:
-    assert models.describe(run.folder / "model.safetensors").columns == NAMES
-
-
 def test_sites_with_other_columns_are_refused(sites: Path, tmp_path: Path) -> None:
     for name in ("east", "north", "west"):
         found = pd.read_csv(sites / f"{name}.csv")
@@ -64,11 +60,6 @@ def test_sites_with_other_columns_are_refused(sites: Path, tmp_path: Path) -> No
         fedda.simulate(
             tmp_path / "sites", target="west", method="fedavg", dir=tmp_path / "run", **FEW
         )
-
-
-def test_the_order_in_which_a_site_names_them_counts(sites: Path) -> None:
-    said = data.describe(sites / "east.csv", "source", reading=Reading(columns="values=chol+age"))
-    assert said.columns == ("chol", "age")
 
 
 def test_a_table_is_predicted_by_the_names_of_its_columns(run: fedda.Run, tmp_path: Path) -> None:
@@ -170,14 +161,6 @@ def test_columns_that_may_be_no_measurements_are_named(kind: str, tmp_path: Path
     )
 
 
-def test_the_index_of_a_parquet_file_is_no_measurement(tmp_path: Path) -> None:
-    patients(0).set_index(np.random.default_rng(0).permutation(80)).to_parquet(
-        tmp_path / "a.parquet"
-    )
-    said = data.describe(tmp_path / "a.parquet", "source")
-    assert said.columns == NAMES and "__index_level_0__" in said.warnings[0]
-
-
 def test_plain_measurements_raise_no_warning(sites: Path) -> None:
     assert not data.describe(sites / "east.csv", "source").warnings
 
@@ -213,58 +196,6 @@ def test_names_that_are_no_plain_ones_are_compared_all_the_same(names: list[str]
     (digest,) = naming.brief(names)
     assert digest.isprintable() and digest.startswith("2 columns")
     assert naming.brief(names[::-1]) != (digest,) or names == names[::-1]
-
-
-class Counted(str):
-    """A name that counts how often it is compared to another one."""
-
-    times = 0
-    __hash__ = str.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        Counted.times += 1
-        return str.__eq__(self, other)
-
-
-def test_names_of_wide_tables_are_not_compared_each_to_each(tmp_path: Path) -> None:
-    """With twenty thousand columns that took minutes, and a site may claim a million."""
-    names, again = ([Counted(f"gene{n}") for n in range(300)] for _ in range(2))
-    Counted.times = 0
-    assert columns._theirs(tmp_path, names, again[::-1], Reading()) == names
-    assert "lacks 'gene0'" in naming.unlike(["other", *again[1:]], names)
-    assert Counted.times < 20 * 300
-
-
-def test_messages_show_a_name_of_two_lines_in_one(tmp_path: Path) -> None:
-    odd = patients(0).assign(**{"a\n\x1b[2J": np.arange(80)})
-    odd.to_csv(tmp_path / "a.csv", index=False)
-    said = data.describe(tmp_path / "a.csv", "source").warnings
-    assert r"the column a\n\x1b[2J has another whole number" in said[0] and said[0].isprintable()
-    arrays = {"x": np.zeros((9, 2), np.float32), "b\nc": np.zeros(1)}
-    np.savez(tmp_path / "a.npz", allow_pickle=False, **arrays)
-    with pytest.raises(DataError, match=r"found: x, b\\nc\)"):
-        data.describe(tmp_path / "a.npz", "source")
-
-
-def test_names_in_an_hdf5_file_are_read(tmp_path: Path) -> None:
-    h5py = pytest.importorskip("h5py")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["x"] = np.zeros((9, 2), np.float32)
-        file["columns"] = ["age", "chol"]
-    assert data.describe(tmp_path / "a.h5", "target").columns == ("age", "chol")
-
-
-def test_fewer_names_than_columns_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.zeros((9, 3), np.float32), columns=["age", "chol"])
-    with pytest.raises(DataError, match="has 2 names of columns for vectors of 3 numbers"):
-        data.describe(tmp_path / "a.npz", "target")
-
-
-def test_a_frame_with_two_columns_of_one_name_is_not_predicted(run: fedda.Run) -> None:
-    x = patients(9).drop(columns="label")
-    twice = pd.concat([x, x[["age"]]], axis=1)
-    with pytest.raises(DataError, match="two columns 'age'"):
-        run.model.predict(twice)
 
 
 def test_a_name_may_hold_for_one_site_alone() -> None:

@@ -195,14 +195,6 @@ def test_infinite_values_stay_refused(tmp_path: Path) -> None:
         data.verify(site, "source")
 
 
-def test_a_frame_of_pandas_has_gaps_of_its_own_kind() -> None:
-    x, y = patients(60, 0)
-    whole = pd.DataFrame({"age": pd.array([*range(59), None], dtype="Int64"), "chol": x[:, 0]})
-    sites: Any = {name: (whole, y) for name in ("anna", "bert", "town")}
-    run = fedda.simulate(sites, "town", "fedavg", quiet=True, input_missing="mean", **FEW)
-    assert run.model.shape == (2,)
-
-
 @pytest.mark.parametrize("ending", ("csv", "parquet"))
 def test_a_table_of_numbers(tmp_path: Path, ending: str) -> None:
     x, y = patients(60, 0, gone=3)
@@ -249,34 +241,3 @@ def test_columns_are_taken_by_name_and_one_that_is_absent_is_all_gaps(tmp_path: 
     for odd in ("values=", "values=a+a", "values=a++b"):
         with pytest.raises(ConfigError, match="values=age"):
             Reading.of(columns=odd)
-
-
-def test_a_folder_of_tables_is_a_federation(tmp_path: Path) -> None:
-    """Anna lacks two columns, one of which nobody has; a CSV file of texts is no site."""
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    for i, name in enumerate(("anna", "bert", "town")):
-        x, y = patients(70, i, gone=i * 10, lacks=3)
-        x[:, 2] = np.nan if name == "anna" else x[:, 2]
-        table(hub / f"{name}.csv", x, y)
-    (hub / "notes.csv").write_text("name,label\nx,y\n")
-    words = ["run", "fedavg", "--simulate", str(hub), "--target", "town", "--rounds", "2"]
-    words += ["--preset", "table", "--dir", str(tmp_path / "runs"), "--name", "first"]
-    done = CliRunner().invoke(app, words)
-    said = " ".join(done.output.split())
-    assert done.exit_code == 0, done.output
-    assert "notes.csv" in said and "-c input.missing" not in said
-    assert "anna: no training row has a value in the columns sex, zinc:" in said
-    assert said.count("no site has a value in zinc: leave such columns out at all sites") == 1
-    assert models.describe(tmp_path / "runs" / "first" / "model.safetensors").missing == "mean"
-
-
-def test_a_table_of_numbers_is_cut_into_sites(tmp_path: Path) -> None:
-    x, y = patients(60, 0, gone=3)
-    path = table(tmp_path / "all.csv", x, y, town=np.where(np.arange(60) % 3, "north", "south"))
-    done = CliRunner().invoke(
-        app, ["data", "split", str(path), str(tmp_path / "o"), "--by", "town"]
-    )
-    assert done.exit_code == 0, done.output
-    north = data.load_source(tmp_path / "o" / "north", reading=MEAN)
-    assert north.shape == (4,) and len(north) == 40 and north.classes == ("ill", "well")

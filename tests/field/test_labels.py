@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 from typer.testing import CliRunner
 
@@ -143,26 +143,6 @@ def test_one_number_in_two_writings_is_refused(tmp_path: Path, pair: tuple[str, 
         data.load_source(in_folders(tmp_path, [*pair, "cat"]))
 
 
-def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    path = in_csv(tmp_path, ["a", "b"] * 3)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([f"{lines[0]},label", *(f"{line},a" for line in lines[1:])]))
-    with pytest.raises(DataError, match=r"2 columns label.*rename the others"):
-        data.verify(path, "source")
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = arrow.Table.from_arrays([["img/0.png"], ["a"], ["b"]], names=["path", "label", "label"])
-    parquet.write_table(table, tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="2 columns label"):
-        data.load_source(tmp_path / "t.parquet")
-
-
-def test_other_columns_may_have_one_name(tmp_path: Path) -> None:
-    path = in_csv(tmp_path, ["a", "b"] * 3)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([f"note,{lines[0]},note", *(f"x,{line},y" for line in lines[1:])]))
-    assert data.load_source(path).y.tolist() == [0, 1] * 3
-
-
 @pytest.mark.parametrize(
     "heading", ["path;label", "sep=;\npath;label", "path\tlabel", "path, label", "\ufeffpath;label"]
 )
@@ -197,19 +177,6 @@ def tree(root: Path, classes: list[str]) -> ImageFolder:
     return ImageFolder(str(root))
 
 
-class Numbered(Dataset[Any]):
-    """The same examples without names: its own numbers."""
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.of[i]
-
-
 TESTS: dict[str, Callable[[Path], Any]] = {
     "all": lambda root: tree(root, ["ant", "bee", "cow"]),
     "one class less": lambda root: tree(root, ["bee", "cow"]),
@@ -237,16 +204,6 @@ def test_each_dataset_numbers_its_own_classes(tmp_path: Path, test: str, role: s
     assert found is not None
     assert shades(found) <= {(name, level) for name, level in LEVELS.items()}
     assert len({name for name, _ in shades(found)}) == len({n for n, _ in shades(found)})
-
-
-def test_named_and_numbered_sets_do_not_meet(tmp_path: Path) -> None:
-    named = tree(tmp_path / "a", ["ant", "bee"])
-    for odd in (
-        {"a": (named, Numbered(named))},
-        {"a": ConcatDataset([named, Numbered(named)])},
-    ):
-        with pytest.raises(DataError, match=r"names? "):
-            folder_of(odd, tmp_path / "data")
 
 
 # ---- the same image in training and test ---------------------------------------------------------

@@ -16,7 +16,7 @@ from fedda import data
 from fedda.cli.data import app
 from fedda.data.file_lists import lists_of
 from fedda.data.form import Reading
-from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.errors import DataError, FeddaError
 
 CLASSES = ("axe", "bat", "cat")
 
@@ -195,21 +195,6 @@ def test_a_table_that_is_not_known_is_refused_with_the_option_to_type(tmp_path: 
     assert data.verify(other.parent, "source").classes == CLASSES  # it names no image
 
 
-def test_two_tables_and_tables_of_the_splits(tmp_path: Path) -> None:
-    rows = scans(tmp_path / "site")
-    table(tmp_path / "site" / "train.csv", ("filename", "label"), rows[:4])
-    table(tmp_path / "site" / "test.csv", ("filename", "label"), rows[4:])
-    found = data.describe(tmp_path / "site", "source")
-    assert (found.train, found.test) == (4, 2)
-    table(tmp_path / "site" / "test.csv", ("filename",), [row[:1] for row in rows[4:]])
-    assert data.describe(tmp_path / "site", "source").test == 0
-    shutil.move(tmp_path / "site" / "train.csv", tmp_path / "site" / "a.csv")
-    assert "test.csv" in data.describe(tmp_path / "site", "source").warnings[0]
-    table(tmp_path / "site" / "b.csv", ("filename", "label"), rows)
-    with pytest.raises(DataError, match=r"2 tables of images \(a.csv, b.csv\).*site/a.csv"):
-        data.describe(tmp_path / "site", "source")
-
-
 def test_class_folders_count_where_a_table_lies_beside_them(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name in CLASSES:
@@ -231,21 +216,6 @@ def test_a_name_of_two_images_is_refused(tmp_path: Path) -> None:
     ]
     table(tmp_path / "site" / "labels.csv", ("path", "label"), paths)
     assert data.verify(tmp_path / "site", "source").train == 6
-
-
-def test_a_folder_called_as_an_image_is_not_taken_for_it(tmp_path: Path) -> None:
-    rows = [(stem_of(name), label) for name, label in scans(tmp_path / "site")]
-    table(tmp_path / "site" / "labels.csv", ("path", "label"), rows)
-    (tmp_path / "site" / "scan-0").mkdir()
-    (tmp_path / "scan-1").mkdir()
-    (tmp_path / "scan-2").write_text("of another study")
-    assert values(data.load_source(tmp_path / "site").x) == [5, 4, 3, 2, 1, 0]
-
-
-@pytest.mark.parametrize("columns", ("path", "path=", "picture=a", "path=a,path=b", "path=a,id=a"))
-def test_columns_that_say_nothing(columns: str) -> None:
-    with pytest.raises(ConfigError, match="such as path=scan,label=diagnosis"):
-        Reading.of(columns=columns)
 
 
 def test_columns_go_to_every_site_of_a_run(tmp_path: Path) -> None:

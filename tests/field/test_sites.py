@@ -14,7 +14,6 @@ import fedda
 from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
-from fedda.data import naming
 from fedda.data.load import domains, passed_over
 from fedda.errors import DataError, RunError
 from fedda.settings import Task
@@ -152,28 +151,6 @@ def test_a_source_without_one_class_takes_part(tmp_path: Path, method: str) -> N
     assert lacks["site"] == "b" and "does not have the classes 'dog', which" in lacks["text"]
 
 
-UNITED: list[tuple[list[tuple[str, ...]], tuple[str, ...] | str]] = [
-    ([("a", "b"), ("b", "a")], ("a", "b")),
-    ([("b", "a"), ("b", "a")], ("b", "a")),
-    ([("a", "b"), ("a", "c")], ("a", "b", "c")),
-    ([("0", "1", "10"), ("0", "2")], ("0", "1", "2", "10")),
-    ([("a",), ("b",)], ("a", "b")),
-    ([("cat", "dog"), ("Cat", "dog")], "same name"),
-    ([("1", "2"), ("01", "2")], "same name"),
-    ([("0", "1"), ("cat", "dog")], "numbers its classes"),
-]
-
-
-@pytest.mark.parametrize(("given", "right"), UNITED)
-def test_the_classes_of_several_sites(given: Any, right: Any) -> None:
-    sites = {f"s{i}": classes for i, classes in enumerate(given)}
-    if isinstance(right, str):
-        with pytest.raises(DataError, match=right):
-            naming.united(sites)
-    else:
-        assert naming.united(sites) == right
-
-
 # ---- what a run would refuse, `check` refuses ----------------------------------------------------
 
 
@@ -190,13 +167,6 @@ def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, nam
         assert f"'{shown}'" in done.output
     with pytest.raises(DataError, match="rename it"):
         data.load_source(place)
-
-
-def test_check_lists_what_it_found_before_it_refuses(tmp_path: Path) -> None:
-    place = folders(tmp_path / "x", ("cat", "dog"))
-    done = CliRunner().invoke(app, ["check", str(place)])
-    assert done.exit_code == 1
-    assert "cat: 12, dog: 12" in done.stdout and "24 training examples" in done.stderr
 
 
 def test_a_targets_table_needs_no_labels(tmp_path: Path) -> None:

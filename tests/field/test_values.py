@@ -14,14 +14,12 @@ from PIL import Image
 
 import fedda
 from fedda import data
-from fedda.cli.client import _summary  # pyright: ignore[reportPrivateUsage]
 from fedda.data import Reading
 from fedda.data.form import AS_IT_IS
 from fedda.errors import FeddaError
 from fedda.library.own_data import folder_of, images, in_order
 from fedda.library.program_tables import columns_of, frame
 from fedda.settings import Task
-from tests.field.written import GRAY_ALPHA, RGB, png
 
 OWN = Reading(window="own")
 
@@ -53,12 +51,6 @@ def test_columns_of_another_scale_are_named(tmp_path: Path, shift: float) -> Non
     assert not odd(saved(tmp_path / "plain.npz", vectors([1, 2, 0.1, 0, 0.001])))
     large = odd(saved(tmp_path / "large.npz", vectors([3e4] * 5)))
     assert "the vectors have values of about" in large
-
-
-def test_words_that_are_counted_have_no_odd_scale(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.binomial(1, np.geomspace(0.5, 0.01, 300), (400, 300)).astype("float32")
-    assert not odd(saved(tmp_path / "words.npz", {"x": x, "y": np.arange(400) % 2}))
 
 
 def test_a_training_names_the_site_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -104,30 +96,6 @@ def test_what_may_be_the_cause(shape: str, window: str, said: str) -> None:
     assert said in task.suspect and bool(task.suspect) == bool(said)
 
 
-def test_a_site_says_its_images_in_words(tmp_path: Path) -> None:
-    for i in range(3):
-        Image.new("RGB", (8, 8 + i), (9 * i, 200, 100)).save(tmp_path / f"{i}.png")
-    found = data.describe(tmp_path, "target")
-    assert found.form == "colour images, of several sizes (a run sets input.size)"
-    said = _summary(found)
-    assert "3 colour images, of several sizes" in said and "0 x 0" not in said
-    raw = data.describe(saved(tmp_path / "raw.npz", vectors([1, 1])), "source")
-    assert "60 vectors of 2 numbers" in _summary(raw)
-
-
-@pytest.mark.parametrize("colour, channels", ((RGB, 3), (GRAY_ALPHA, 2)))
-def test_of_colours_of_16_bits_the_check_says_what_is_read(
-    tmp_path: Path, colour: int, channels: int
-) -> None:
-    values = np.random.default_rng(0).integers(0, 65536, (8, 8, channels)).astype(np.uint16)
-    if channels in (2, 4):
-        values[..., -1] = 65535  # opaque
-    (tmp_path / "0.png").write_bytes(png(values, 16, colour))
-    assert "the high byte is read" in data.verify(tmp_path, "target").gray
-    (tmp_path / "0.png").write_bytes(png((values >> 8).astype(np.uint8), 8, colour))
-    assert not data.verify(tmp_path, "target").gray
-
-
 def arrow(columns: dict[str, Any]) -> Any:
     return pa.table(columns)
 
@@ -169,15 +137,6 @@ def test_columns_of_any_librarys_table_go_by_name(table: Any) -> None:
     np.testing.assert_array_equal(chosen, [[3, 1], [4, 2]])
 
 
-def test_sites_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
-    own = {"age": np.arange(4.0), "chol": np.zeros(4)}
-    y, other = [0, 1, 0, 1], {name: own[name] for name in ("chol", "age")}
-    place = folder_of({"a": (own, y), "b": (other, y, (own, y))}, tmp_path / "data")
-    first, second = np.load(place / "a.npz"), np.load(place / "b.npz")
-    np.testing.assert_array_equal(first["x"], second["x_train"])
-    assert [*second["columns"]] == ["age", "chol"]
-
-
 MASKED = np.ma.masked_equal([[1.0, -9999.0], [3.0, 4.0]], -9999.0)
 
 
@@ -210,12 +169,6 @@ def test_a_table_without_a_heading_is_named(tmp_path: Path, rows: str, warned: b
     (tmp_path / "t.csv").write_text(rows)
     said = " ".join(data.describe(tmp_path / "t.csv", "target").warnings)
     assert ("seems to hold values" in said) == warned
-
-
-def test_an_image_table_without_a_heading_is_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("img/a.png,cat\nimg/b.png,dog\n")
-    with pytest.raises(FeddaError, match=r"no names of columns: its first row, img/a\.png, cat"):
-        data.describe(tmp_path / "t.csv", "source")
 
 
 class Masks(torch.utils.data.Dataset[Any]):
