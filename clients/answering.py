@@ -6,17 +6,17 @@ from typing import Any, cast
 from fedda import plugins
 from fedda.errors import WireError
 from fedda.methods import PartName
-from fedda.packing import Packed, shown
+from fedda.wire.packing import Packed, shown
 
 from .base import Client
-from .site.boundary import Reply
+from .site.boundary import SiteReply
 from .site.memory import Site
 from .site.request import Request
 
 
 def answer(
     site: Site, arrays: Mapping[str, Packed], tables: Mapping[str, Mapping[str, Any]], test: bool
-) -> Reply:
+) -> SiteReply:
     """Let the method's client train or test.
 
     Args:

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
-from fedda import models, packing
+from fedda import models
 from fedda.data.augment import augmentation
 from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
-from fedda.packing import Kind, Packed
 from fedda.settings import Task
 from fedda.train import (
     Paced,
@@ -33,12 +32,14 @@ from fedda.train import (
     seed_for,
     seed_torch,
 )
-from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Number, Role
+from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Number, Role, packing
+from fedda.wire.packing import Kind, Packed
 
-from .site import boundary, last_step, leaving, notes, state, tested
-from .site.boundary import Reply
-from .site.memory import Network, Site, Staying
+from .site import boundary, last_step, notes, output_privacy, state, upload
+from .site.boundary import SiteReply
+from .site.memory import Site
 from .site.request import Numbers, Request
+from .site.workspace import Network, Stateful
 
 
 class Client:
@@ -163,15 +164,15 @@ class Client:
         """
         module = make().to(self.device)
         network = Network(module, (optimizer or self.optimizer)(module.parameters()))
-        self.stays(name, network)
+        self.register_state(name, network)
         return network
 
-    def stays(self, name: str, thing: Staying, strict: bool = False) -> None:
+    def register_state(self, name: str, thing: Stateful, strict: bool = False) -> None:
         """Restore an object's state from an earlier round, and keep its state after this one.
 
         Args:
             name: its name among the objects that this part keeps.
-            thing: the object: its `take_up` gets the state that an earlier `put_down` returned.
+            thing: the object: its `load_state_dict` gets what an earlier `state_dict` returned.
             strict: whether the state must be of the round right before this one. Otherwise it is of
                 the last round of this phase in which the site took part; if there is no such
                 state, the object is left as it is.
@@ -183,13 +184,13 @@ class Client:
         if last >= first:
             found = self.workspace.left(self.task, name, last if strict else first, last)
             if found is not None:
-                thing.take_up(found, self.device)
+                thing.load_state_dict(found, self.device)
             elif strict:
                 raise lost(last)
-        self._staying[name] = thing
+        self._stateful[name] = thing
 
-    def kept(self, name: str, first: int, last: int) -> state.Kept:
-        """The state of what `stays` under a name, after the latest of the rounds first to last.
+    def kept(self, name: str, first: int, last: int) -> state.SiteState:
+        """A state that was registered under a name, after the latest of the rounds first to last.
 
         Raises:
             LostError: this site no longer has it.
@@ -310,7 +311,7 @@ class Client:
 
     # ---- serving ----------------------------------------------------------------------------
 
-    def answer(self, request: Request, test: bool) -> Reply:
+    def answer(self, request: Request, test: bool) -> SiteReply:
         """Serve a request whose content may come in -> what may leave.
 
         Args:
@@ -336,8 +337,8 @@ class Client:
         """
         assert request.contract and not request.is_test
         if request.contract.signs:
-            return leaving.signed(self.site, request)
-        channel = leaving.of(self.site, request)
+            return upload.signed(self.site, request)
+        channel = upload.of(self.site, request)
         start = time.perf_counter()
         self.site.check_batch(request.task)
         self.begin(request)
@@ -352,8 +353,8 @@ class Client:
             self._spectra.close()
         if self._carried is not None:
             self.workspace.carry(self._carried, self.task, request.round)
-        if self._staying:
-            self.workspace.leave(self.task, request.round, self._staying)
+        if self._stateful:
+            self.workspace.leave(self.task, request.round, self._stateful)
         if self.site.origin is not None:
             self.site.origin.follow(request, self.model)
         if "epsilon" not in numbers:  # else single examples count, and one can make a step slower
@@ -371,7 +372,7 @@ class Client:
         p = self.checked(self.predict(self.data.x))
         numbers: Numbers = {"infomax": self.released(INFOMAX, infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
-        if (classes := tested.predicted(p, least)) is not None:
+        if (classes := output_privacy.predicted(p, least)) is not None:
             numbers["predicted"] = self.released(PREDICTED, classes, len(p))
         refined = None
         if request.is_last and (refined := last_step.take(self)) is not None:
@@ -386,11 +387,11 @@ class Client:
             if refined is not None:
                 others["accuracy-refined"] = models.predict(refined.model, held.x)
             for name, q in {"accuracy": p, **others}.items():
-                right = tested.right(self.checked(q), held.y)
+                right = output_privacy.right(self.checked(q), held.y)
                 numbers[name] = self.released(ACCURACY, right, len(held))
                 told = name.replace("accuracy", "answers")
                 if request.is_last and told in ANSWERS and self.site.tells_classes(self.task):
-                    numbers[told] = tested.answers(q, held.y, self.site.few)
+                    numbers[told] = output_privacy.answers(q, held.y, self.site.few)
         numbers["seconds"] = time.perf_counter() - start
         notes.tested(self, held, p)
         return numbers
@@ -398,26 +399,26 @@ class Client:
     def checked(self, p: Tensor) -> Tensor:
         """Return the answers (N, C) of a predictor, if they are those of a trained network."""
         if not self.site.reproducible:  # in an experiment, a training that failed is a result
-            tested.check_answers(p, self.site.min_images)
+            output_privacy.check_answers(p, self.site.min_images)
         return p
 
     def spread(self, z: Tensor) -> Tensor:
         """Return the features (N, d) of images, if no few images have most of their variance."""
         if not self.site.reproducible:
-            tested.check_spread(z, self.site.min_images)
+            output_privacy.check_spread(z, self.site.min_images)
         return z
 
     def released(self, number: Number, value: float, images: int) -> float:
         """A number about a model's answers for so many images, as it leaves this site."""
         if number.is_share:
-            value = tested.ends(value, images, self.site.few)
+            value = output_privacy.ends(value, images, self.site.few)
         bounds = number.bounds(self.task.classes, self.task.sites)
-        return tested.released(number, value, images, bounds, self.site.test_noise)
+        return output_privacy.released(number, value, images, bounds, self.site.test_noise)
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: load data and model, and seed the random numbers."""
         self.request = request
-        self._staying: dict[str, Staying] = {}
+        self._stateful: dict[str, Stateful] = {}
         self._paced: list[Paced] = []
         self._spectra: Spectra | None = None
         self._carried: optim.Optimizer | None = None

@@ -22,16 +22,16 @@ from fedda.adversarial.discriminators import (
 from fedda.errors import WireError
 from fedda.exchange import Stream
 from fedda.models import evaluating
-from fedda.packing import Packed
 from fedda.train import seed_for
+from fedda.wire.packing import Packed
 
 from . import fedavg
 from .base import lost
 from .shared.exchanging import Summing
 from .shared.shared_discriminator import Copy
 from .site import state
-from .site.memory import Network
 from .site.request import Numbers
+from .site.workspace import Network
 
 
 class Pair(Summing):
@@ -47,7 +47,7 @@ class Pair(Summing):
         with self.stream() as stream, self.mode(half):
             copies = [self.copy(stream, group.name) for group in self.exchange.groups]
             encoder = self.paced(self.adam()) if half.mapping else None
-            self.stays("model", Network(self.model, encoder), strict=True)
+            self.register_state("model", Network(self.model, encoder), strict=True)
             for copy in copies:
                 if copy.sync.steps != done:  # then it would wait for sums of other steps
                     raise WireError(
@@ -91,7 +91,7 @@ class Pair(Summing):
         seed = seed_for(self.task.seed, group) if "/" in group else self.task.seed
         sync, d = self.lazy(stream, group), self.model.head.in_features
         copy = Copy.make(d, self.options.discriminator, seed, sync, self.device)
-        self.stays(group, copy, strict=True)
+        self.register_state(group, copy, strict=True)
         return copy
 
     def against(self, losses: Sequence[Tensor]) -> Tensor:

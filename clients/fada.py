@@ -17,7 +17,7 @@ from fedda.algorithms import fada
 from fedda.data import Labelled, Unlabelled
 from fedda.exchange import Stream
 from fedda.models import Extension
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 from . import fdann
 from .fdann import StepNumbers

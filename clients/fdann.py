@@ -24,8 +24,8 @@ from fedda.adversarial.lazy import LazySync
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import WireError
 from fedda.exchange import Group, Stream
-from fedda.packing import Packed
 from fedda.train import seed_for, windows
+from fedda.wire.packing import Packed
 
 from . import fedavg
 from .shared.exchanging import Summing
@@ -119,9 +119,9 @@ class Member(Summing):
             # 1/K for each of K sources; 1 for the target.
             share = 1 / (len(group.members) - 1) if self.side == "source" else 1.0
             sync = self.lazy(stream, group.name, self.halves, share)
-            self.copies[name] = self.take_up(sync, group, self.request.arrays.get(name))
+            self.copies[name] = self.copy_of(sync, group, self.request.arrays.get(name))
 
-    def take_up(self, sync: LazySync, group: Group, came: Packed | None) -> Any:
+    def copy_of(self, sync: LazySync, group: Group, came: Packed | None) -> Any:
         """Make this site's copy of a group's discriminator, new or as received."""
         seed, network = seed_for(self.task.seed, group.name), self.options.discriminator
         copy = Copy.make(self.model.width, network, seed, sync, self.device)
@@ -129,9 +129,9 @@ class Member(Summing):
             # All members have equal copies, so the server's is taken only where one's own is lost.
             name, last = f"copy/{group.name}", self.request.round - 1
             own = self.workspace.left(self.task, name, last, last)
-            self._staying[name] = copy
+            self._stateful[name] = copy
             if own is not None:
-                copy.take_up(own, self.device)
+                copy.load_state_dict(own, self.device)
                 return copy
             if came is not None:
                 drawn = {n: t.cpu().numpy() for n, t in copy.DI.state_dict().items()}

@@ -8,8 +8,8 @@ from torch import nn
 from fedda.models import batchnorms
 
 from . import adabn, fedavg
-from .site.memory import Network
 from .site.request import Numbers
+from .site.workspace import Network
 
 Target = adabn.Target
 
@@ -20,5 +20,5 @@ class Source(fedavg.Source):
     def train(self) -> Numbers:
         """Line 4: b_k of this site's last round, then local steps."""
         layers = nn.ModuleList(batchnorms(self.model).values())
-        self.stays("norms", Network(layers))
+        self.register_state("norms", Network(layers))
         return super().train()

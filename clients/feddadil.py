@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda import models, packing
+from fedda import models
 from fedda.algorithms import feddadil
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.packing import Kind, Packed
+from fedda.wire import packing
+from fedda.wire.packing import Kind, Packed
 
 from . import fedavg
 from .base import Client

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedda import models, refining
-from fedda.adversarial import critic_mean
+from fedda.adversarial import critic_estimate
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
 from fedda.algorithms.fruda import ERROR, MOVED, soft_maximum
 from fedda.data import Labelled
@@ -19,12 +19,12 @@ from fedda.exchange import Stream
 from fedda.maths import ocs
 from fedda.maths.validators import infomax
 from fedda.models import evaluating
-from fedda.packing import Packed
 from fedda.train import seed_for
 from fedda.wire import INFOMAX
+from fedda.wire.packing import Packed
 
 from . import dils, fedavg
-from .shared.overheard import Overheard
+from .shared.critic_from_gradients import Overheard
 from .shared.shared_discriminator import Copy
 from .site.request import Numbers
 
@@ -242,7 +242,9 @@ class Target(Measuring, dils.Target):
         not those of its shares.
         """
         measure = self.options.measure
-        able = self.loss == "wassda" and not measure.penalty and measure.steps >= critic_mean.LEAST
+        able = (
+            self.loss == "wassda" and not measure.penalty and measure.steps >= critic_estimate.LEAST
+        )
         return {name: Overheard(copy) for name, copy in copies.items()} if able else {}
 
     def numbers(self, z: Mapping[str, Tensor]) -> Numbers:

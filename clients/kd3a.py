@@ -15,15 +15,15 @@ from fedda.data import Unlabelled
 from fedda.errors import ConfigError, WireError
 from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
-from fedda.packing import Arrays, Packed
 from fedda.wire import LOSS, Rule
+from fedda.wire.packing import Arrays, Packed
 
 from . import fedavg
 from .base import Client
-from .site import leaving, tested
+from .site import output_privacy, upload
 from .site.request import Numbers
 from .site.sealed import Received
-from .site.state import Kept
+from .site.state import SiteState
 
 Moments = list[tuple[Tensor, Tensor]]  # running mean and variance, layer by layer
 
@@ -38,12 +38,12 @@ class Past:
     def __init__(self) -> None:
         self.alpha: dict[str, float] = {}
 
-    def put_down(self) -> Kept:
+    def state_dict(self) -> SiteState:
         """Return the state from which the next round continues."""
-        return Kept(about=dict(self.alpha))
+        return SiteState(about=dict(self.alpha))
 
-    def take_up(self, kept: Kept, device: torch.device) -> None:
-        """Continue from a state that `put_down` returned."""
+    def load_state_dict(self, kept: SiteState, device: torch.device) -> None:
+        """Continue from a state that `state_dict` returned."""
         self.alpha = dict(kept.about)
 
 
@@ -69,7 +69,7 @@ class Target(Client):
         """Lines 7 to 11."""
         request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
-        sources = leaving.received(self.site, request, "teacher")
+        sources = upload.received(self.site, request, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(sources.models, images)  # (N, K, C)
         if (own := self.site.taught(self.task)) is not None:  # a teacher that is no site
@@ -95,7 +95,7 @@ class Target(Client):
                 about[f"focus/{name}"] = self.released(kd3a.FOCUS, value / N, N)
         # As they leave, or would without a seal, so that server and site weigh by the same numbers.
         plain = Rule(numbers=kd3a.TOLD)
-        numbers, about = tested.coarse(numbers, plain), tested.coarse(about, plain)
+        numbers, about = output_privacy.coarse(numbers, plain), output_privacy.coarse(about, plain)
         updated = options.teacher_batchnorm == "updated"
         alpha = self.weigh(numbers | about, sources) if updated or sources.sealed else {}
         if updated:
@@ -123,7 +123,10 @@ class Target(Client):
         """
         own, options, past = self.site.name, self.options, Past()
         if not sources.sealed:
-            used, past_alpha = {own, *sources.models}, leaving.by_site(self.request.numbers, "past")
+            used, past_alpha = (
+                {own, *sources.models},
+                upload.by_site(self.request.numbers, "past"),
+            )
             examples = {n: sources.examples.get(n, 0) for n in used}
             if unknown := sorted(n for n, N in examples.items() if N < 1):
                 raise WireError(f"The request does not say how many examples {unknown[0]} has.")
@@ -131,7 +134,7 @@ class Target(Client):
             return kd3a.site_weights(options, examples, own, numbers, before)
         # Not from the server: it could give one source all the weight, and read its model.
         if options.smoothing:
-            self.stays("alpha", past)
+            self.register_state("alpha", past)
         most = int(self.request.numbers["most"])
         examples = {own: min(self.site.examples, most)} | sources.examples
         before = {n: w for n, w in past.alpha.items() if n in examples}

@@ -15,8 +15,8 @@ from flwr.client import Client as FlowerClient
 from flwr.client import NumPyClient
 
 from fedda.errors import WireError
-from fedda.packing import Manifest, Packed
 from fedda.wire import ANSWERS
+from fedda.wire.packing import Manifest, Packed
 
 from .answering import answer
 from .site import boundary

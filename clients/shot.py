@@ -19,8 +19,8 @@ from fedda.errors import WireError
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
-from fedda.packing import Packed
 from fedda.train import learning_rate, make_optimizer, round_images, seed_for
+from fedda.wire.packing import Packed
 
 from . import fedavg
 from .base import Client
@@ -156,7 +156,9 @@ class Target(Client):
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
         optimizer = self.paced(make_optimizer(trained, train, rate))
-        self.stays("models", Ensemble(self.model, self.names, self.q, optimizer), strict=True)
+        self.register_state(
+            "models", Ensemble(self.model, self.names, self.q, optimizer), strict=True
+        )
         total, steps = 0.0, 0
         for share in self.shares():
             for i, indices in enumerate(self.split([share])):

@@ -13,7 +13,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.report import page
 from fedda.data import digits
 from fedda.halves import load

@@ -16,17 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedda.config import (
-    MOST_SHRINKING,
-    NEW_LAYERS,
-    ModelConfig,
-    Scalar,
-    Section,
-    TrainConfig,
-)
+from fedda.config import MOST_SHRINKING, NEW_LAYERS, ModelConfig, TrainConfig
+from fedda.config.sections import Scalar, Section
 from fedda.errors import ConfigError
-from fedda.packing import Manifest
 from fedda.wire import TEST, Part
+from fedda.wire.packing import Manifest
 
 if TYPE_CHECKING:  # what describes methods needs no torch
     from torch import Generator, Tensor

@@ -52,7 +52,8 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from fedda import algorithms, halves
-from fedda.config import AUGMENTATIONS, NETWORKS, Scalar, Section, flatten, unflatten, validate
+from fedda.config import AUGMENTATIONS, NETWORKS
+from fedda.config.sections import Scalar, Section, flatten, unflatten, validate
 from fedda.errors import ConfigError, FeddaError, PolicyError
 from fedda.methods import Method, PartName
 from fedda.ops.distributions import ANY, check_allowed
@@ -376,7 +377,7 @@ def _method_of(package: Any, point: EntryPoint) -> Method:
 def _check_settings(made: Method) -> None:
     """Check a method's settings: every run holds them, even one that does not train the method."""
     if not (isinstance(made.config, type) and issubclass(made.config, Section)):
-        raise ConfigError("its config is not a class derived from fedda.config.Section.")
+        raise ConfigError("its config is not a class derived from fedda.config.sections.Section.")
     defaults = flatten(validate(made.config, {}, made.name).model_dump(by_alias=True))
     odd = [key for key, value in defaults.items() if not isinstance(value, Scalar)]
     if odd:

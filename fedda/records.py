@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedda.errors import WireError
-from fedda.packing import SCALARS, Manifest, Packed, shown
+from fedda.wire.packing import SCALARS, Manifest, Packed, shown
 
 Table = Literal["task", "step", "exchange", "kept", "metrics", "offer", "look"]
 Numbers = dict[str, Any]

@@ -23,7 +23,7 @@ from safetensors.numpy import load
 
 from fedda.errors import RunError, WireError
 from fedda.files import replacing
-from fedda.packing import Arrays, Manifest, Packed, lay_out
+from fedda.wire.packing import Arrays, Manifest, Packed, lay_out
 
 UNREADABLE = (OSError, LookupError, TypeError, AttributeError, ValueError, SafetensorError)
 UNREADABLE += (WireError, RecursionError)

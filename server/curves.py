@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.results.read import ANSWERED, REFINED, label
 from fedda.settings import RunConfig
 

@@ -22,12 +22,12 @@ from fedda.results.read import LOOKED
 from fedda.settings import RunConfig
 
 from . import checkpoint
-from .crossed import Crossed
 from .journal import Journal, by_reason
 from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
 from .superlink import registered
+from .transcript import Crossed
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply

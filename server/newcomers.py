@@ -6,8 +6,8 @@ from fedda import models
 from fedda.errors import RosterError
 from fedda.settings import RunConfig
 
-from .attendance import LOOK, Sites
 from .journal import Journal
+from .presence import LOOK, Sites
 from .strategy_modules import roster
 
 

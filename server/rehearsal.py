@@ -13,9 +13,9 @@ from fedda import models, plugins
 from fedda.errors import ConfigError
 from fedda.exchange import LocalHost, Session
 from fedda.maths.robust import least_for
-from fedda.packing import Kind, pack
 from fedda.secure import hiding
 from fedda.settings import RunConfig
+from fedda.wire.packing import Kind, pack
 
 from .strategy_modules import base, roster
 

@@ -17,10 +17,10 @@ from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import able, checkpoint, newcomers, sequence, stopping
-from .attendance import OF_SOURCES, Sites
+from . import checkpoint, newcomers, preflight, sequence, stopping
 from .curves import Curves
 from .journal import Journal
+from .presence import OF_SOURCES, Sites
 from .rehearsal import rehearse
 from .start import check_start, start_of
 from .strategy_modules import roster
@@ -116,7 +116,7 @@ class Trainings:
             if node.id in self.sites.there()
             and (node.role == "source" or node.name in self.targets)
         ]
-        able.check(self.grid, task, there, config.wait.evaluate, config.run.evaluate)
+        preflight.check(self.grid, task, there, config.wait.evaluate, config.run.evaluate)
 
     def train(self, targets: Sequence[str]) -> None:
         """Train every method with every seed on these targets."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from fedda import plugins
 from fedda.errors import ConfigError
-from fedda.packing import Kind, pack
 from fedda.settings import RunConfig, Task
+from fedda.wire.packing import Kind, pack
 
 from . import checkpoint
 from .strategy_modules import roster, setup

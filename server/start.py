@@ -8,9 +8,9 @@ from fedda.config import ModelConfig
 from fedda.data.naming import unlike
 from fedda.errors import ConfigError
 from fedda.models import Extension, Meta
-from fedda.packing import Arrays
 from fedda.results.read import model_file
 from fedda.settings import RunConfig, Task
+from fedda.wire.packing import Arrays
 
 from .strategy_modules import roster
 

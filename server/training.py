@@ -14,26 +14,27 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedda import models, packing, plugins, records
+from fedda import models, plugins, records
 from fedda.errors import Code, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
-from fedda.packing import Arrays, Kind
-from fedda.results.doubts import Doubt, doubts
+from fedda.results.diagnostics import Doubt, doubts
 from fedda.results.read import ANSWERED, MODEL, REFINED
 from fedda.settings import RunConfig, Task
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 
 from . import checkpoint, planned, stopping
-from .attendance import Sites
 from .checkpoint import UNTESTED
-from .crossed import Crossed
 from .journal import Journal, by_reason
 from .ledger import Ledger
+from .presence import Sites
 from .sequence import Earlier
 from .start import finished
 from .strategy_modules import base, roster
 from .summing import host
 from .timing import Phases, TimedMail
+from .transcript import Crossed
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
 OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}

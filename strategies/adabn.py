@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from fedda.algorithms import adabn
 from fedda.maths.average import statistics_of
-from fedda.packing import Arrays, Kind, pack
+from fedda.wire.packing import Arrays, Kind, pack
 
 from .base import Numbers
 from .fedavg import FedAvg

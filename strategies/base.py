@@ -28,16 +28,16 @@ from fedda.errors import NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
-from fedda.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
 from fedda.train import generator
+from fedda.wire.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
 
-from .channels import CHANNELS
 from .sites.mail import Mail
 from .sites.post import Heading, Post
 from .sites.replies import Reply
 from .sites.roster import Node, Roster
 from .sites.sessions import convene, report
 from .sites.setup import Memory, Setup
+from .upload_channel import CHANNELS
 
 Numbers = dict[str, Any]
 

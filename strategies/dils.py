@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from fedda.adversarial.lazy import syncs
 from fedda.errors import ConfigError, QuorumError
-from fedda.packing import Arrays, Kind, Packed, pack
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from .base import FedDA, Numbers
 from .sites.replies import Reply

@@ -13,7 +13,7 @@ from flwr.app import Message
 from fedda.errors import QuorumError
 from fedda.maths.average import heads_of, statistics_of
 from fedda.maths.gap import gap_weights
-from fedda.packing import Arrays, Kind, pack, pieces
+from fedda.wire.packing import Arrays, Kind, pack, pieces
 
 from .base import Numbers
 from .fdann import FDANN

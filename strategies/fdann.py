@@ -14,13 +14,13 @@ from fedda.algorithms import fedavg
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import heads_of
 from fedda.maths.robust import RobustMean
-from fedda.packing import Arrays, Kind, Packed, pack
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from .base import Numbers
-from .channels import mean_by
 from .fedavg import FedAvg
 from .sites.replies import Reply
 from .sites.roster import Node
+from .upload_channel import mean_by
 
 NEVER_NEGATIVE = ("exp_avg_sq", "step")  # in Adam's state; Adam takes the square root of exp_avg_sq
 AVERAGED = ("loss", "discriminator-loss", "discriminator-accuracy", "mmd", "clipped")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from flwr.app import Message
 
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 
 from .base import FedDA, Numbers
 

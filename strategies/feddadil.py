@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from fedda import packing
 from fedda.algorithms import feddadil
 from fedda.errors import QuorumError, WireError
-from fedda.packing import Arrays, Kind, Packed
 from fedda.train import generator, seed_for
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind, Packed
 
 from .base import Numbers
 from .fedavg import FedAvg

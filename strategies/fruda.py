@@ -12,8 +12,8 @@ from flwr.app import Message
 
 from fedda.errors import QuorumError, WireError
 from fedda.maths import ocs
-from fedda.packing import Arrays, Packed
 from fedda.train import generator
+from fedda.wire.packing import Arrays, Packed
 
 from .base import Numbers
 from .dils import DILS, full

@@ -15,7 +15,7 @@ from flwr.app import Message
 from fedda.algorithms import kd3a
 from fedda.errors import QuorumError
 from fedda.maths.average import heads_of
-from fedda.packing import Arrays, Kind, Packed, pack
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from .base import FedDA, Numbers
 from .sites.replies import Reply

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from flwr.app import Message
 
 from fedda.errors import QuorumError
-from fedda.packing import Arrays, Packed
+from fedda.wire.packing import Arrays, Packed
 
 from .base import FedDA, Numbers
 from .dils import full

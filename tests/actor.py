@@ -37,7 +37,7 @@ from clients.site.memory import Site
 from fedda import cli, records
 from fedda.flower import ErrorCode, make_message
 from fedda.lane import lane_end, parcels
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])

@@ -12,9 +12,10 @@ from clients import fedavg, fedprox
 from clients.base import Client
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, packing
-from fedda.packing import Kind
+from fedda import models
 from fedda.settings import RunConfig, Task
+from fedda.wire import packing
+from fedda.wire.packing import Kind
 
 SOURCES: dict[str, type[Client]] = {"fedavg": fedavg.Source, "fedprox": fedprox.Source}
 CLASSES = ("0", "1", "2")

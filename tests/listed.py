@@ -13,7 +13,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from fedda import cli
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 TABLES = {"answers", "answers-refined"}  # of whole numbers, by class
 KINDS = {"model", "atoms", "statistics", "gradient"}

@@ -18,15 +18,16 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from clients.app import make_app
 from clients.node import bridge
 from clients.site.memory import resident
-from fedda import models, packing, plugins, records
+from fedda import models, plugins, records
 from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
-from fedda.packing import Arrays, Kind, Packed
 from fedda.records import arrays_of
 from fedda.settings import RunConfig
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind, Packed
 from server import run as server_run
-from server.attendance import Sites
 from server.journal import Event, Journal, Listener
+from server.presence import Sites
 from server.simulation import LocalGrid
 from server.training import task_for
 from strategies.base import FedDA, Setup

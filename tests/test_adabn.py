@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedda import data, models
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.moments import merge, moments
-from fedda.packing import Arrays
 from fedda.results.read import title
 from fedda.train import batches, generator
+from fedda.wire.packing import Arrays
 from tests.local_grid import Bench, Node, changed, never, reshaped, run
 from tests.reference import adabn as twin
 

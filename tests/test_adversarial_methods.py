@@ -15,13 +15,14 @@ from clients.site.request import Exchange, Request
 from fedda.adversarial import discriminators, travelling
 from fedda.adversarial.discriminators import Discriminator, DiscriminatorConfig
 from fedda.adversarial.travelling import load_state, state_of, travelling_layout
-from fedda.config import LazyConfig, validate
+from fedda.config import LazyConfig
+from fedda.config.sections import validate
 from fedda.data import load_source
 from fedda.errors import Code, QuorumError, WireError
 from fedda.exchange import Group, LocalHost
-from fedda.packing import Kind, pack
 from fedda.settings import RunConfig
 from fedda.train import generator
+from fedda.wire.packing import Kind, pack
 from tests.adversarial_runs import METHODS, SETTINGS, run
 from tests.local_grid import EXAMPLES, SIDE, stop_after
 

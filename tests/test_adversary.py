@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedda import packing
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import (
     HALVES,
@@ -19,14 +18,14 @@ from fedda.adversarial.discriminators import (
     Reversal,
 )
 from fedda.algorithms import dils, fdann, fwdgrl
-from fedda.config import validate
+from fedda.config.sections import validate
 from fedda.contrib.methods.fdan import algorithm as fdan
 from fedda.errors import ConfigError
 from fedda.maths.schedule import growth
-from fedda.packing import Kind
 from fedda.settings import RunConfig
 from fedda.train import generator
-from fedda.wire import Role
+from fedda.wire import Role, packing
+from fedda.wire.packing import Kind
 from tests.reference import adversary as twin
 
 LOSSES: list[Loss] = ["adda", "grl", "wassda", "cada"]

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from fedda import plugins, records
-from fedda.config import PrivacyConfig, Section, TrainConfig
+from fedda.config import PrivacyConfig, TrainConfig
+from fedda.config.sections import Section
 from fedda.errors import Code, FeddaError
 from tests.asking import closest
 from tests.local_grid import SIDE, Bench, Node
@@ -32,7 +33,7 @@ counts = pytest.mark.parametrize(
         pytest.param(12, marks=pytest.mark.slow, id="few"),
         pytest.param(
             300,
-            marks=pytest.mark.nightly("clients", "fedda/train.py", "fedda/config.py"),
+            marks=pytest.mark.nightly("clients", "fedda/train.py", "fedda/config"),
             id="many",
         ),
     ],

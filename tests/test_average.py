@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedda.maths.average import RunningMean
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 
 
 def some_models(count: int, seed: int = 0, scale: float = 1.0) -> list[Arrays]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda.algorithms import fedavg, fedprox
-from fedda.config import validate
+from fedda.config.sections import validate
 from fedda.errors import ConfigError
 from tests.reference import averaging
 

@@ -11,7 +11,7 @@ import torch
 from clients.site import blocks
 from clients.site.memory import Site
 from fedda import data
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.errors import ConfigError, DataError
 from fedda.train import generator
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.data import cache, pixels, stored
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored

@@ -15,8 +15,8 @@ from fedda import data, models, records
 from fedda.contrib.methods.centring import algorithm as centring
 from fedda.contrib.methods.centring.client import MEANS
 from fedda.errors import ConfigError, QuorumError
-from fedda.packing import Arrays
 from fedda.train import generator
+from fedda.wire.packing import Arrays
 from tests.local_grid import CLASSES, SOURCES, Bench, Node, run, sent_by
 from tests.reference import centring as twin
 

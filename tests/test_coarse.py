@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from fedda import plugins, records
 from fedda.errors import NotFiniteError, QuorumError, WireError
 from fedda.maths.coarse import fill_rows, read_rows, row_bytes, scales_of
-from fedda.packing import CHANGE, Kind, Manifest, Packed, change, lay_out, pack
+from fedda.wire.packing import CHANGE, Kind, Manifest, Packed, change, lay_out, pack
 from strategies.base import FedDA
 from tests.crossed import FIRST_PHASE
 from tests.local_grid import SOURCES, Bench, Node, run
@@ -256,7 +256,7 @@ def test_a_site_refuses_a_change_of_nothing_that_it_has(
 # ---- whole trainings -----------------------------------------------------------------------------
 
 
-@pytest.mark.nightly("fedda/wire.py", "fedda/maths/coarse.py")
+@pytest.mark.nightly("fedda/wire", "fedda/maths/coarse.py")
 @pytest.mark.parametrize("method", sorted(plugins.own_methods()))
 def test_every_method_trains_alike(domains: list[Node], tmp_path: Path, method: str) -> None:
     """In the first phase and the next one: the losses differ little, and no reply is refused."""

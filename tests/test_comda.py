@@ -20,7 +20,7 @@ from fedda.data import load_target
 from fedda.train import generator, round_images, seed_for
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, run
 from tests.reference import comda as twin
-from tests.test_held import Forgetful
+from tests.test_model_cache import Forgetful
 from tests.test_shot import sent_models, with_state
 
 COMDA: dict[str, Any] = {"method": "comda", "rounds": 5, "comda.epochs": 6, "train.lr": 0.05}

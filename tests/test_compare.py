@@ -19,7 +19,7 @@ from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from fedda.cli import app
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.contrib.lab.comparison.figure import draw
 from fedda.contrib.lab.comparison.plan import WITHOUT

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedda import plugins
-from fedda.config import flatten, unflatten
+from fedda.config.sections import flatten, unflatten
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig, Task, defaults, overrides
 

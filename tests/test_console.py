@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from fedda.ops.aside import KEPT, Rotating
+from fedda.ops.log_redirect import KEPT, Rotating
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import Story, tell
-from server.watching.told import MOST, Told
+from server.watching.console import MOST, Told
 from tests.test_story import SETTINGS, events
 
 PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from fedda.ops.aside import aside
+from fedda.ops.log_redirect import aside
 
 print("before")
 with aside(Path(sys.argv[1]), also="also" in sys.argv) as say:

@@ -21,11 +21,11 @@ from clients.node import bridge
 from clients.site import boundary
 from clients.site.memory import resident
 from clients.site.request import Request
-from fedda import packing, plugins, records, wire
+from fedda import plugins, records, wire
 from fedda.errors import Code, DataError, FeddaError, public
 from fedda.methods import Method
-from fedda.packing import Kind, Packed
-from fedda.wire import MODEL, Role
+from fedda.wire import MODEL, Role, packing
+from fedda.wire.packing import Kind, Packed
 from server.journal import Event
 from server.ledger import Ledger
 from tests import crossed

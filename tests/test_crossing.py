@@ -24,7 +24,7 @@ from fedda.exchange import frames
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import heartbeat_pb2
 from fedda.lane.invitation import KIND, LaneInvitation
-from fedda.packing import Manifest
+from fedda.wire.packing import Manifest
 from tests import canaries, recorder
 from tests.federation import LOW, Federation
 from tests.listed import TABLES, Cell, cells, fits

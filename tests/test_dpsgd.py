@@ -13,17 +13,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from clients import fedavg, fedprox
+from clients.policy.budget import Spent
 from clients.policy.rules import Budget, Policy, Privacy
-from clients.policy.spent import Spent
 from clients.site import blocks, noised
 from clients.site.memory import resident
-from fedda import models, packing, records
+from fedda import models, records
 from fedda.config import LEAST_CLIP, ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import BudgetError, Code, ConfigError, QuorumError
 from fedda.models import Model, batchnorms
 from fedda.ops import keys
 from fedda.secure.accountant import epsilon
 from fedda.settings import RunConfig, Task
+from fedda.wire import packing
 from tests.federation import Federation, rounds
 from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, sent_by
 
@@ -302,7 +303,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
     assert not any("running" in name for name in model)
 
 
-@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
+@pytest.mark.nightly("clients/policy", "clients/site/output_privacy.py", "fedda/secure")
 def test_it_goes_with_secure_sums_and_with_sealed_models(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -513,7 +514,7 @@ def test_only_fedavgs_own_training_is_noised() -> None:
 # ---- over processes ------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly("clients/policy", "clients/site/tested.py", "fedda/secure")
+@pytest.mark.nightly("clients/policy", "clients/site/output_privacy.py", "fedda/secure")
 def test_a_source_whose_budget_is_spent_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     most = (after("bert", 2) + after("bert", 3)) / 2

@@ -594,7 +594,7 @@ def test_an_interrupted_wait_stops_all_sites(monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.05)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedda.exchange.baton.wait", interrupt)
+    monkeypatch.setattr("fedda.exchange.turn_lock.wait", interrupt)
     with LocalHost().open([PAIR], join=60, wait=60) as session:
         stream = exchange.connect(session.invitations["a"])
         began = time.monotonic()

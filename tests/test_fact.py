@@ -183,7 +183,7 @@ def test_the_round_in_which_the_heads_differed_least_is_kept() -> None:
     for t, discrepancy in enumerate((0.3, 0.2, 0.25)):
         kept.consider(rounds[t].encoder, (rounds[t].head, rounds[0].head), discrepancy, "least")
         again = Answer(kept.module)
-        again.take_up(kept.put_down(), torch.device("cpu"))
+        again.load_state_dict(kept.state_dict(), torch.device("cpu"))
         kept = again
     weight = kept.module.get_buffer("head.weight")
     assert kept.discrepancy == 0.2

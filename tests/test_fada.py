@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from clients.shared import clusters, disentangling
 from clients.site.memory import resident
-from clients.site.tested import check_spread
-from fedda import models, packing, plugins, records
+from clients.site.output_privacy import check_spread
+from fedda import models, plugins, records
 from fedda.adversarial.discriminators import Discriminator, count
 from fedda.adversarial.disentangle import Estimator, branch, class_identifier
 from fedda.errors import Code, ConfigError, ModelError, QuorumError, WireError
@@ -22,6 +22,7 @@ from fedda.exchange import in_process
 from fedda.models import Extension
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
+from fedda.wire import packing
 from tests.local_grid import (
     CLASSES,
     EXAMPLES,

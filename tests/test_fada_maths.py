@@ -24,7 +24,7 @@ from fedda.adversarial.disentangle import (
     reconstruction,
 )
 from fedda.algorithms import fada
-from fedda.config import validate
+from fedda.config.sections import validate
 from fedda.errors import ConfigError, ModelError
 from fedda.train import generator
 from strategies.fada import moved, start

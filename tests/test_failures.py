@@ -35,7 +35,7 @@ from fedda.ops import certificate, keys
 from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import LOOPBACK
 from server import checkpoint
-from server.attendance import AGAIN
+from server.presence import AGAIN
 from strategies.sites.mail import GONE
 from strategies.sites.post import LEFT_OUT
 from tests.federation import LIVE, Federation, Operator, Run, final_model, rounds

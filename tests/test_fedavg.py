@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 from tests.local_grid import Bench, Node, assert_mean_of_sources, changed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 from tests.local_grid import SOURCES, Bench, Node, sent_by
 from tests.test_plugins import Install, install
 

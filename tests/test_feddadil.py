@@ -11,14 +11,15 @@ from safetensors.torch import load_file
 
 from clients.shared.dictionary import Dictionary
 from clients.site.memory import Site, resident
-from fedda import data, models, packing, records
+from fedda import data, models, records
 from fedda.algorithms import feddadil
 from fedda.cli.predict import table
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.errors import Code, ConfigError
 from fedda.maths.mixture import Mixture
-from fedda.packing import Arrays, Kind
 from fedda.settings import RunConfig
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.training import finished

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedda import models, packing
+from fedda import models
 from fedda.algorithms import feddadil
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError
 from fedda.maths.mixture import Mixture
-from fedda.packing import Kind
 from fedda.settings import RunConfig, Task
+from fedda.wire import packing
+from fedda.wire.packing import Kind
 from tests.reference import feddadil as twin
 
 SMALL = feddadil.Config(samples=12, atoms=2)

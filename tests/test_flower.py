@@ -117,7 +117,7 @@ def test_what_is_gone_is_named_with_its_users() -> None:
         flower.fleet_pb2, "DESCRIPTOR"
     )
     assert "PullMessagesRequest" in READ["fleet_pb2"]
-    assert "server/superlink/guard.py" in USERS["verify_signature"]
+    assert "server/superlink/authentication.py" in USERS["verify_signature"]
 
 
 # ---- one place --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from clients.site.memory import resident
-from fedda import models, packing, records
+from fedda import models, records
 from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
@@ -23,11 +23,12 @@ from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireErro
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load_half
 from fedda.maths import ocs
-from fedda.packing import Kind
 from fedda.results import read
 from fedda.results.progress import Display
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
+from fedda.wire import packing
+from fedda.wire.packing import Kind
 from server.journal import Event, Journal, Listener
 from server.simulation import simulate
 from tests.local_grid import (

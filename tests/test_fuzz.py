@@ -22,11 +22,12 @@ import torch
 from PIL import Image
 
 from clients.site import state
-from fedda import data, models, packing
+from fedda import data, models
 from fedda.config import ModelConfig
 from fedda.errors import DataError, FeddaError, ModelError
-from fedda.packing import Kind
 from fedda.settings import Task
+from fedda.wire import packing
+from fedda.wire.packing import Kind
 from server import checkpoint
 from tests.fuzzing import mutated, odd, peak
 
@@ -345,7 +346,7 @@ def test_damaged_states_of_a_site_count_as_lost(
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     layer(torch.ones(4, 3)).sum().backward()
     optimizer.step()
-    kept = state.Kept()
+    kept = state.SiteState()
     kept.put_optimizer("net", optimizer)
     state.save(site, task, 1, state.OPTIMIZER, kept)
     (path,) = tmp_path.rglob("*.safetensors")

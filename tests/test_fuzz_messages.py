@@ -39,7 +39,7 @@ counts = pytest.mark.parametrize(
         pytest.param(
             400,
             marks=pytest.mark.nightly(
-                "clients/node", "clients/shared", "clients/site", "fedda/wire.py", "strategies"
+                "clients/node", "clients/shared", "clients/site", "fedda/wire", "strategies"
             ),
             id="many",
         ),

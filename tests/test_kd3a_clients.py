@@ -14,12 +14,12 @@ from clients.kd3a import Target
 from clients.site import state
 from clients.site.memory import Site
 from fedda import models, records
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
-from fedda.packing import Arrays
 from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
+from fedda.wire.packing import Arrays
 from tests.local_grid import (
     EXAMPLES,
     Bench,
@@ -146,7 +146,7 @@ def test_a_site_keeps_a_limited_number_of_optimizer_files(
     for age, name in enumerate("abcd"):
         for server_round in (1, 2, 3):
             task = Task(run=name, method="kd3a")
-            saved = state.Kept()
+            saved = state.SiteState()
             saved.put_optimizer("optimizer", optimizer)
             state.save(place, task, server_round, state.OPTIMIZER, saved)
             for path in (tmp_path / "anna").glob(f"{name}.*"):

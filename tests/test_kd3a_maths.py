@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedda.algorithms import kd3a
-from fedda.config import flatten, unflatten, validate
+from fedda.config.sections import flatten, unflatten, validate
 from fedda.errors import ConfigError
 from fedda.maths import focus, gap, mixup
 from tests.reference import kd3a as twin

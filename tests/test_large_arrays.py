@@ -11,7 +11,7 @@ import torch
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.data import npy
 from fedda.data.cache import Cache
 from fedda.data.stored import Stored

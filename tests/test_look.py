@@ -16,21 +16,21 @@ import typer
 from flwr.app import Message
 from typer.testing import CliRunner
 
-from clients.policy import words
+from clients.policy import describe
 from clients.policy.rules import Policy
-from clients.site import looked
+from clients.site import site_statistics
 from clients.site.memory import Site, resident
-from fedda import packing, records
+from fedda import records
 from fedda.cli import app
-from fedda.config import scales_of
+from fedda.config.inputs import scales_of
 from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
 from fedda.look.advice import compared, settings
 from fedda.maths import summaries
 from fedda.ops import chain
-from fedda.packing import Kind
 from fedda.settings import RunConfig
-from fedda.wire import LOOK_TABLE
+from fedda.wire import LOOK_TABLE, packing
+from fedda.wire.packing import Kind
 from server import looking
 from server.journal import Journal
 from tests.federation import Federation
@@ -181,7 +181,7 @@ def test_drift_is_its_naive_twin_s() -> None:
 )
 def test_no_site_tells_unless_its_policy_says_so(tmp_path: Path, policy: dict[str, str]) -> None:
     if policy.get("policy") == "FRESH":
-        (tmp_path / "policy.toml").write_text(words.FRESH)
+        (tmp_path / "policy.toml").write_text(describe.FRESH)
         policy = {"policy": Policy.read(tmp_path / "policy.toml").model_dump_json(by_alias=True)}
     silent = site(tmp_path, "carl", rows(200), labels(200))
     del silent["policy"]
@@ -308,7 +308,8 @@ def test_no_more_than_32_bits_of_a_seed_would_let_noise_be_guessed() -> None:
     """As many are tried in hours, and what noise does to all shares says which it is."""
     x = torch.from_numpy(rows(200))
     few, many = (
-        looked.statistics(x, 5, np.random.default_rng(seed)).buffer for seed in (1, 2**32 + 1)
+        site_statistics.statistics(x, 5, np.random.default_rng(seed)).buffer
+        for seed in (1, 2**32 + 1)
     )
     assert bytes(few) != bytes(many)
 
@@ -344,7 +345,7 @@ def test_texts_of_a_column_tell_nothing_wherever_they_lie(tmp_path: Path, case: 
         path.write_text("\n".join([heading, *(",".join(map(str, row)) for row in rows_of)]))
         node = {"role": "source", "name": "east", "data": str(path), "policy": YES}
         node |= {"state-dir": str(tmp_path / frequent), "cache": "disk" if case == "disk" else ""}
-        arrays, _ = looked.tell(Site({k: v for k, v in node.items() if v}))
+        arrays, _ = site_statistics.tell(Site({k: v for k, v in node.items() if v}))
         told.append(bytes(arrays["look"].buffer))
     assert told[0] == told[1]
 
@@ -507,7 +508,7 @@ def tells(name: str, x: np.ndarray, **more: Any) -> Account:
     kind = "vector" if x.ndim == 2 else "image"
     if kind == "image":
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
-    packed = looked.statistics(torch.from_numpy(x.copy()), 0, np.random.default_rng(0))
+    packed = site_statistics.statistics(torch.from_numpy(x.copy()), 0, np.random.default_rng(0))
     shape = tuple(map(int, x.shape[1:]))
     told = Account("source", name, kind, shape, len(x) // 10 * 10, {"common": 50, "other": 50})
     return replace(Account.read(told.table(), {"look": packed}), **more)
@@ -553,7 +554,7 @@ def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str
 
 
 def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["look", *map(str, words)])
+    return CliRunner().invoke(app, ["look", *map(str, describe)])
 
 
 def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
@@ -590,14 +591,14 @@ def test_errors_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     site(tmp_path / "one", "anna", rows(99), labels(99))
     two(tmp_path / "two")
-    done = call(*words, "--out", "out")
+    done = call(*describe, "--out", "out")
     assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
 
 
 def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
     two(tmp_path / "two")
-    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
-    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
+    describe = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
+    done = CliRunner().invoke(app, [*describe, "-c", "run.look=true"])
     assert done.exit_code == 1 and "fedda look" in done.output
 
 

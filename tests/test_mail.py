@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from fedda import packing, records
+from fedda import records
 from fedda.flower import ErrorCode, make_message
-from fedda.packing import Kind, Packed
+from fedda.wire import packing
+from fedda.wire.packing import Kind, Packed
 from server import timing
 from server.simulation import LocalGrid
 from strategies.sites import mail

@@ -8,7 +8,6 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
-from fedda.packing import Arrays, Kind, Packed, layout
 from fedda.secure.masks import (
     LOSS,
     WEIGHT,
@@ -19,6 +18,7 @@ from fedda.secure.masks import (
     layouts,
     narrow,
 )
+from fedda.wire.packing import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 
 NAMES = ("anna", "bert", "carl")

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from fedda.packing import Kind
 from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.story import Story, tell
+from fedda.wire.packing import Kind
 from server.watching.live import METRICS
 from server.watching.metrics import metrics
 from tests.test_live import client_of, run, serving, sites

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from clients.policy import words
+from clients.policy import describe
 from clients.policy.rules import Policy
 from fedda import models, plugins
 from fedda.cli.policy import app
@@ -95,10 +95,10 @@ def test_the_command_writes_a_line_that_the_policy_takes(package: Path, tmp_path
     done = CliRunner().invoke(app, ["plugins"])
     assert done.exit_code == 0 and imported() == []
     path = tmp_path / "policy.toml"
-    path.write_text(words.FRESH.replace("plugins = []", done.output.rstrip() + "\n"))
+    path.write_text(describe.FRESH.replace("plugins = []", done.output.rstrip() + "\n"))
     policy = Policy.read(path)
     assert policy.allow.plugins == ("all-package==1.0",)
-    assert any("all-package==1.0" in line for line in words.words(policy))
+    assert any("all-package==1.0" in line for line in describe.words(policy))
     plugins.restrict(policy.allow.plugins)
     assert usable() == sorted(ADDS)
     path.write_text("[budget]\nrounds = 3\n")  # one of before

@@ -11,18 +11,18 @@ import torch
 
 from clients import kd3a as clients_kd3a
 from clients.fedavg import Target
+from clients.policy.budget import Spent, UsedBudget
 from clients.policy.rules import Policy
-from clients.policy.spent import Spent, UsedBudget
-from clients.site import summed, tested
+from clients.site import output_privacy, summed
 from clients.site.memory import Site
 from clients.site.request import Request
 from fedda import plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError, WireError
 from fedda.methods import Method
 from fedda.ops import keys
-from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.secure import hiding
 from fedda.wire import ANSWERS, Number, Rule
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, ScriptedGrid, run
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -95,7 +95,7 @@ def test_coarse_numbers_by_hand() -> None:
     every = all_numbers()
 
     def coarse(numbers: dict[str, float]) -> dict[str, float]:
-        return tested.coarse(numbers, every)
+        return output_privacy.coarse(numbers, every)
 
     for name, value, wanted in (
         ("loss", 1.23456, 1.23),
@@ -269,10 +269,16 @@ def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -
 
 
 def test_no_share_shows_a_count_below_ten() -> None:
-    shares = [tested.ends(n / 200, 200, tested.FEW) * 200 for n in range(201)]
+    shares = [output_privacy.ends(n / 200, 200, output_privacy.FEW) * 200 for n in range(201)]
     assert {round(n) for n in shares} == {0, *range(10, 191), 200}
-    assert [tested.ends(n / 12, 12, tested.FEW) for n in (0, 1, 6, 7, 12)] == [0, 0, 0, 1, 1]
-    assert [tested.ends(n / 12, 12, 1) for n in (1, 11)] == [1 / 12, 11 / 12]
+    assert [output_privacy.ends(n / 12, 12, output_privacy.FEW) for n in (0, 1, 6, 7, 12)] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert [output_privacy.ends(n / 12, 12, 1) for n in (1, 11)] == [1 / 12, 11 / 12]
 
 
 def test_fewer_than_ten_test_images_are_not_told_and_not_tested(

@@ -10,10 +10,11 @@ import torch
 from clients.site import boundary, origin
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, packing
+from fedda import models
 from fedda.errors import Code, OriginError, PolicyError
-from fedda.packing import Arrays, Kind
 from fedda.settings import Task
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 from tests.asking import SOURCES, make_source, task_of
 from tests.federation import LIVE, Federation
 from tests.patience import PATIENCE

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedda
 from fedda import data
 from fedda.cli import app
-from fedda.config import scales_of, window_of
+from fedda.config.inputs import scales_of, window_of
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
 from fedda.errors import ConfigError, DataError

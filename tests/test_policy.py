@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 
 from clients.node.failures import RunOver, Unreachable
 from clients.node.fleet import Fleet
-from clients.policy import words
+from clients.policy import describe
+from clients.policy.budget import Spent, UsedBudget
 from clients.policy.gate import Gate
 from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Budget, Policy, Times
-from clients.policy.spent import Spent, UsedBudget
 from clients.site import state
 from clients.site.memory import Site, resident
 from clients.site.request import Request
@@ -89,19 +89,19 @@ def untouched(node: Node) -> bool:
 
 
 def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
-    fresh = policy(words.FRESH, tmp_path)
+    fresh = policy(describe.FRESH, tmp_path)
     for name, section in fresh:
         keys = {key for key, value in section.model_dump(by_alias=True).items()}
-        block = words.FRESH.split(f"[{name}]")[1].split("\n[")[0]
+        block = describe.FRESH.split(f"[{name}]")[1].split("\n[")[0]
         lines = [line.removeprefix("# ") for line in block.splitlines()]
         assert keys == {line.split(" = ")[0] for line in lines if " = " in line}, name
-    assert "none" not in " ".join(words.words(fresh))
+    assert "none" not in " ".join(describe.words(fresh))
 
 
 def test_an_empty_file_restricts_nothing(tmp_path: Path) -> None:
     assert policy("", tmp_path) == Policy()
     assert Policy.parse(Policy().model_dump_json(by_alias=True)) == Policy()
-    full = policy(words.FRESH, tmp_path)
+    full = policy(describe.FRESH, tmp_path)
     assert Policy.parse(full.model_dump_json(by_alias=True)) == full
 
 
@@ -200,7 +200,9 @@ def test_what_is_not_allowed_is_refused_before_data_are_read(
 
 
 def test_what_is_allowed_is_answered(domains: list[Node], tmp_path: Path) -> None:
-    text = words.FRESH.replace("min-images = 64", "min-images = 2").replace('"digit-cnn"', '"mlp"')
+    text = describe.FRESH.replace("min-images = 64", "min-images = 2").replace(
+        '"digit-cnn"', '"mlp"'
+    )
     assert codes(a_bench(obeying(domains, text, tmp_path), "fedavg")) == {None}
 
 
@@ -215,7 +217,9 @@ def test_a_site_chooses_which_normalisation_it_takes(domains: list[Node], tmp_pa
     nodes = obeying(domains, '[allow]\nnorms = ["group"]', tmp_path)
     assert codes(a_bench(nodes, "fedavg", model__norm="group")) == {None}
     told = "nearly tell how frequent each class is"
-    assert told in " ".join(words.words(Policy())) and told not in " ".join(words.words(rules))
+    assert told in " ".join(describe.words(Policy())) and told not in " ".join(
+        describe.words(rules)
+    )
 
 
 def test_numbers_of_tests_stay_if_the_policy_says_so(domains: list[Node], tmp_path: Path) -> None:
@@ -424,7 +428,7 @@ BOOK = """
 import os, signal, sys
 from pathlib import Path
 from clients.policy.rules import Budget
-from clients.policy.spent import Spent
+from clients.policy.budget import Spent
 
 Spent(Path(sys.argv[1]), Budget(rounds=5)).request("a", rounds=1)
 os.kill(os.getpid(), signal.SIGKILL)  # before any work
@@ -589,7 +593,7 @@ def test_a_full_disk_asks_for_room_and_for_no_new_budget(
     connect = sqlite3.connect
 
     def full(*words: Any, **more: Any) -> sqlite3.Connection:
-        base = connect(*words, **more)
+        base = connect(*describe, **more)
         base.execute(f"PRAGMA max_page_count = {pages}")
         return base
 

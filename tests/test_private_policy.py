@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clients.policy.budget import Spent
 from clients.policy.gate import Gate
 from clients.policy.rules import Policy, Privacy
-from clients.policy.spent import Spent
 from clients.site.request import Request
 from fedda import data, plugins
-from fedda.config import PrivacyConfig, validate
+from fedda.config import PrivacyConfig
+from fedda.config.sections import validate
 from fedda.errors import BudgetError, ConfigError, PolicyError
 from fedda.methods import Stage
 from fedda.secure import hiding
@@ -87,7 +88,7 @@ def test_epsilon_without_books_bounds_nothing_so_nothing_is_trained() -> None:
 def test_an_epsilon_that_cannot_be_computed_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clients.policy.spent.epsilon", lambda *_: float("nan"))
+    monkeypatch.setattr("clients.policy.budget.epsilon", lambda *_: float("nan"))
     with pytest.raises(BudgetError):
         Spent(tmp_path, Policy().budget).steps((1.0, 0.1, 1), Privacy(epsilon=8.0))
 

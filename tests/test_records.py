@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fedda import records
 from fedda.errors import WireError
 from fedda.flower import make_message
-from fedda.packing import Kind, pack
+from fedda.wire.packing import Kind, pack
 
 MODEL = pack({"w": np.arange(6, dtype=np.float32), "n": np.array(3)}, Kind.MODEL)
 ATOMS = pack({"x": np.ones((4, 5), np.float32)}, Kind.ATOMS)

@@ -13,14 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.site.memory import resident
-from fedda import packing, records
+from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths import robust
 from fedda.maths.bounds import scaled, too_long
 from fedda.maths.robust import RobustMean, least_for, liars_of
-from fedda.packing import Arrays, Kind
 from fedda.settings import RunConfig
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.simulation import rehearse

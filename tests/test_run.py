@@ -16,16 +16,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from clients.app import make_app
-from fedda import packing
 from fedda.errors import Code, QuorumError, RosterError, RunError
 from fedda.flower import ErrorCode, make_message
 from fedda.ops import lock
-from fedda.packing import Kind
 from fedda.results import terminal
 from fedda.results.read import missing_tests, summary
-from server import attendance, checkpoint, timing
-from server.attendance import Sites
+from fedda.wire import packing
+from fedda.wire.packing import Kind
+from server import checkpoint, presence, timing
 from server.journal import Event, Journal
+from server.presence import Sites
 from server.simulation import folders, simulate
 from server.training import TrainingRounds
 from strategies.base import FedDA
@@ -953,16 +953,16 @@ def test_a_site_that_gives_up_every_question_is_asked_less_and_less_often(
 ) -> None:
     clock = [1000.0]
     fake = SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: None)
-    monkeypatch.setattr(attendance, "time", fake)
+    monkeypatch.setattr(presence, "time", fake)
     grid = Spoilt(domains, *[error(ErrorCode.NODE_UNAVAILABLE)] * 12)
     sites = Sites(grid, Config.parse(FAST | runs), Journal())
     for _ in range(600):  # a minute, as `gather` looks
         sites.look()
-        clock[0] += attendance.LOOK
+        clock[0] += presence.LOOK
     assert 4 <= grid.asked <= 8  # at 0, 0.1, 1.1, 3.1, 7.1, 15.1, 31.1 and 51.1 s
     for _ in range(1200):
         sites.look()
-        clock[0] += attendance.LOOK
+        clock[0] += presence.LOOK
     assert grid.anna in sites.there(), "once it answers, it counts as present"
 
 

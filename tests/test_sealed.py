@@ -15,10 +15,10 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
-from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 from tests.federation import Federation, Run, final_model
 from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, run, sent_by, settings_of
 from tests.patience import wait_until

@@ -16,9 +16,9 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, KeyFileError, QuorumError, SecureError
 from fedda.ops import keys
-from fedda.packing import Arrays, Kind, pack
 from fedda.secure.agree import Occasion, Own, verify
 from fedda.settings import RunConfig, Task
+from fedda.wire.packing import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
 from tests.federation import Federation, rounds
@@ -554,7 +554,7 @@ def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> N
     assert any("masked" in kind for kind in kinds) and any("key" in kind for kind in kinds)
 
 
-@pytest.mark.nightly("fedda/secure", "strategies/channels.py")
+@pytest.mark.nightly("fedda/secure", "strategies/upload_channel.py")
 def test_a_killed_site_costs_a_round_not_the_run(tmp_path: Path) -> None:
     """Over processes: of three sources one is killed, so the run waits until it is back."""
     with Federation(tmp_path / "hub") as hub:

@@ -31,7 +31,7 @@ from tests.federation import Federation
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, reshaped, run, times
 from tests.patience import PATIENCE
 from tests.reference import shot as twin
-from tests.test_held import Forgetful
+from tests.test_model_cache import Forgetful
 
 SHOT: dict[str, Any] = {"method": "shot", "rounds": 4, "shot.epochs": 3, "train.lr": 0.05}
 DRAWS = torch.Generator().manual_seed(5)

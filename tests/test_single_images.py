@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 
 from clients.fedavg import Target
 from clients.shared.clusters import GAIN
-from clients.site import tested
+from clients.site import output_privacy
 from clients.site.memory import Site
 from clients.site.request import Request
-from fedda import models, packing
+from fedda import models
 from fedda.algorithms.kd3a import FOCUS
 from fedda.errors import NotFiniteError, WireError
 from fedda.maths.validators import infomax
 from fedda.models import Model
-from fedda.packing import Kind
 from fedda.settings import RunConfig
-from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of
+from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of, packing
+from fedda.wire.packing import Kind
 from tests.federation import LIVE, Federation
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
 from tests.processes import leaving_nothing
@@ -132,10 +132,10 @@ def trained(n: int) -> torch.Tensor:
 
 
 def test_answers_of_a_trained_network_pass() -> None:
-    tested.check_answers(trained(40), 16)
-    tested.check_answers(trained(5), 16)  # a small test set
+    output_privacy.check_answers(trained(40), 16)
+    output_privacy.check_answers(trained(5), 16)  # a small test set
     sure = (20 * torch.randn(60, 3, generator=torch.Generator().manual_seed(1))).softmax(dim=1)
-    tested.check_answers(sure, 16)
+    output_privacy.check_answers(sure, 16)
 
 
 def test_answers_that_are_about_few_images_are_refused() -> None:
@@ -149,15 +149,15 @@ def test_answers_that_are_about_few_images_are_refused() -> None:
         (saturated, "infinitely sure of all but 0 of 40"),
     ):
         with pytest.raises(WireError, match=text):
-            tested.check_answers(p, 16)
+            output_privacy.check_answers(p, 16)
     enough = constant.clone()
     enough[:16] = trained(16)
-    tested.check_answers(enough, 16)
+    output_privacy.check_answers(enough, 16)
 
 
 def test_numbers_of_a_test_by_hand() -> None:
     def released(number: Number, value: float, images: int = 40) -> float:
-        return tested.released(number, value, images, number.bounds(3, 5), 0)
+        return output_privacy.released(number, value, images, number.bounds(3, 5), 0)
 
     assert INFOMAX.bounds(3, 5) == (0, math.log(3)) and FOCUS.bounds(3, 5) == (-5, 5)
     assert released(INFOMAX, 0.4567) == 0.46
@@ -177,28 +177,37 @@ def test_answers_by_class_by_hand() -> None:
     y = torch.tensor([0] * 25 + [1] * 31 + [2] * 9)
     said = torch.tensor([0] * 19 + [1] * 6 + [1] * 31 + [2] * 9)
     p = torch.eye(3)[said]
-    assert tested.answers(p, y, 10) == [10, 0, 0, 20, 0, 30, 0, 30, 0, 0, 0, 0]
-    assert tested.answers(p, y, 1) == [19, 6, 0, 25, 0, 31, 0, 31, 0, 0, 9, 9]
+    assert output_privacy.answers(p, y, 10) == [10, 0, 0, 20, 0, 30, 0, 30, 0, 0, 0, 0]
+    assert output_privacy.answers(p, y, 1) == [19, 6, 0, 25, 0, 31, 0, 31, 0, 0, 9, 9]
 
 
 def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> None:
-    drawn = [tested.released(LOSS, 5.0, 40, (0, 10), 0.05) for _ in range(400)]
+    drawn = [output_privacy.released(LOSS, 5.0, 40, (0, 10), 0.05) for _ in range(400)]
     assert len({*drawn}) > 50
     assert np.std(drawn) == pytest.approx(0.5, rel=0.2)
     assert np.mean(drawn) == pytest.approx(5.0, abs=0.15)
-    assert all(0 <= tested.released(ACCURACY, 0.99, 40, (0, 1), 0.5) <= 1 for _ in range(50))
+    assert all(
+        0 <= output_privacy.released(ACCURACY, 0.99, 40, (0, 1), 0.5) <= 1 for _ in range(50)
+    )
 
 
 def test_the_number_of_predicted_classes_by_hand() -> None:
     # 30 images of 3 classes: an equal share is 10, so a class counts from 1 image.
-    assert tested.predicted(one_hot([0] * 20 + [1] * 9 + [2]), 1) == 3
-    assert tested.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 3) == 2  # not of so few
-    assert tested.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 6) is None  # 12 a class needed
+    assert output_privacy.predicted(one_hot([0] * 20 + [1] * 9 + [2]), 1) == 3
+    assert output_privacy.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 3) == 2  # not of so few
+    assert (
+        output_privacy.predicted(one_hot([0] * 14 + [1] * 14 + [2] * 2), 6) is None
+    )  # 12 a class needed
     # 63 images: a tenth of 21 is 2.1, so a class counts from 3.
-    assert tested.predicted(one_hot([0] * 31 + [1] * 30 + [2] * 2), 1) == 2
-    assert tested.predicted(one_hot([0] * 30 + [1] * 30 + [2] * 3), 1) == 3
-    assert tested.released(PREDICTED, 2, 63, (0, 3), 0) == 2
-    assert {tested.released(PREDICTED, 2, 63, (0, 3), 0.3) for _ in range(2000)} == {0, 1, 2, 3}
+    assert output_privacy.predicted(one_hot([0] * 31 + [1] * 30 + [2] * 2), 1) == 2
+    assert output_privacy.predicted(one_hot([0] * 30 + [1] * 30 + [2] * 3), 1) == 3
+    assert output_privacy.released(PREDICTED, 2, 63, (0, 3), 0) == 2
+    assert {output_privacy.released(PREDICTED, 2, 63, (0, 3), 0.3) for _ in range(2000)} == {
+        0,
+        1,
+        2,
+        3,
+    }
 
 
 def test_infomax_by_hand() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from clients.site.memory import Site
 from fedda import data
 from fedda.cli.data import app
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.data import table
 from fedda.errors import ConfigError, DataError
 

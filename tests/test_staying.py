@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from clients import fedavg
-from clients.site.memory import Network, Site, resident
+from clients.site.memory import Site, resident
 from clients.site.request import Numbers, Request
-from fedda import models, packing
+from clients.site.workspace import Network
+from fedda import models
 from fedda.errors import LostError
-from fedda.packing import Kind, Packed
 from fedda.settings import RunConfig, Task
+from fedda.wire import packing
+from fedda.wire.packing import Kind, Packed
 from tests.local_grid import CLASSES, FAST, SIDE, Node
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -33,7 +35,7 @@ class Source(fedavg.Source):
 
         network = self.network("second", make)
         if self.strict:
-            self.stays("third", Network(nn.Linear(1, 1)), strict=True)
+            self.register_state("third", Network(nn.Linear(1, 1)), strict=True)
         begins = float(next(network.module.parameters()).detach().sum())
         optimizer = network.optimizer
         assert optimizer is not None

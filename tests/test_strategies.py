@@ -17,7 +17,7 @@ from flwr.common import (
 
 from clients.numpy_client import NumPySite, client_fn, flat, unflat
 from clients.site.memory import resident
-from fedda import packing, records
+from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
 from fedda.flower import (
@@ -26,7 +26,8 @@ from fedda.flower import (
     recorddict_to_evaluateres,
     recorddict_to_fitres,
 )
-from fedda.packing import Arrays, Kind
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 from server.simulation import LocalGrid
 from strategies.sites import roster
 from strategies.sites.replies import Checks

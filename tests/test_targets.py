@@ -25,13 +25,13 @@ from fedda.config import ModelConfig
 from fedda.contrib.report import page
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Arrays
 from fedda.results import read, terminal
 from fedda.results.progress import Display
 from fedda.settings import RunConfig, Task
 from fedda.wire import MODEL, Part, Rule
-from server.attendance import Sites
+from fedda.wire.packing import Arrays
 from server.journal import Event, Journal, Listener
+from server.presence import Sites
 from server.simulation import folders, rehearse, simulate
 from strategies.base import Numbers as RoundNumbers
 from strategies.fedavg import FedAvg

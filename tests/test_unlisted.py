@@ -17,9 +17,10 @@ from flwr.app import Message
 from clients.site import boundary
 from clients.site.memory import Site, resident
 from clients.site.request import Request
-from fedda import packing, plugins, records
+from fedda import plugins, records
 from fedda.errors import WireError
-from fedda.packing import Arrays, Kind, Packed
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind, Packed
 from tests.fuzzing import odd
 from tests.listed import Cell, Layout, cells
 from tests.local_grid import Bench, Node

@@ -12,7 +12,7 @@ import pytest
 
 from fedda import flower
 from fedda.ops import bundle
-from server.superlink.unpacked import STORES, unpacked_first
+from server.superlink.fab_unpack import STORES, unpacked_first
 
 
 @pytest.fixture

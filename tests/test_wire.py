@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from fedda.errors import NotFiniteError, WireError
 from fedda.maths.coarse import largest
-from fedda.packing import (
+from fedda.wire import TEST, Rule
+from fedda.wire.packing import (
     ALIGN,
     DTYPES,
     MAX_ENTRIES,
@@ -25,7 +26,6 @@ from fedda.packing import (
     lay_out,
     pack,
 )
-from fedda.wire import TEST, Rule
 
 WHOLE = sorted(DTYPES - {"float16", "float64"})  # what travels in float32 without rounding
 

@@ -13,10 +13,10 @@ from flwr.app import Error, Message
 
 from fedda import records
 from fedda.errors import Code, FeddaError, WireError, code_of
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 from ..answering import answer
-from ..site import boundary, looked
+from ..site import boundary, site_statistics
 from ..site.memory import Site, resident
 from ..site.request import Numbers, Request
 
@@ -101,7 +101,7 @@ def look(message: Message, site: Site) -> Message:
     arrays, tables = records.read(message.content)
     if arrays or {*tables} != {"look"} or {*tables["look"]} != {"run"}:
         raise WireError(f"A request for look holds a run's name, but this one {sorted(tables)}.")
-    told, table = looked.tell(site)
+    told, table = site_statistics.tell(site)
     return Message(records.write(told, look=table), reply_to=message)
 
 

@@ -14,15 +14,15 @@ from typing import Any, Self
 from fedda.config import LEAST_NOISE
 from fedda.errors import PolicyError
 from fedda.exchange import Invitation
-from fedda.packing import Kind, Packed
 from fedda.secure.accountant import Steps
 from fedda.settings import Task
 from fedda.wire import LOOK, Part
+from fedda.wire.packing import Kind, Packed
 
 from ..site.request import Request
 from . import sizes
+from .budget import Spent
 from .rules import MOST_CLASSES, SPARE, Names, Policy, named
-from .spent import Spent
 
 WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
 WORDS |= {Kind.STATISTICS: "statistics"}

@@ -15,7 +15,8 @@ from typing import Self
 
 from pydantic import Field, field_validator
 
-from fedda.config import WIDEST, Section, validate
+from fedda.config import WIDEST
+from fedda.config.sections import Section, validate
 from fedda.errors import ConfigError
 from fedda.files import unmarked
 from fedda.ops.distributions import ANY, check_entry
@@ -72,10 +73,10 @@ class Limits(Section):
 
 
 class Leaving(Section):
-    """What may leave the site, by its kind (`fedda.packing.Kind`), and the numbers of tests.
+    """What may leave the site, by its kind (`fedda.wire.packing.Kind`), and the numbers of tests.
 
     classes how many tests of each class are answered how, in tens, in a training's last test
-    look    what `fedda look` asks for (`clients.site.looked`): never, unless the policy says so
+    look    what `fedda look` asks for (`clients.site.site_statistics`): not unless it says so
     """
 
     models: bool = True

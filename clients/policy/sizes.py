@@ -9,8 +9,8 @@ import math
 from fedda import models, plugins
 from fedda.config import NETWORKS
 from fedda.errors import PolicyError
-from fedda.packing import Entry, Kind, Manifest
 from fedda.settings import Task
+from fedda.wire.packing import Entry, Kind, Manifest
 
 from ..site.request import Request
 

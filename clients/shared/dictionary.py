@@ -197,7 +197,7 @@ class Dictionary:
         self._coordinates = {r: a for r, a in self._coordinates.items() if r == before} | {
             server_round: alpha
         }
-        saved = state.Kept({"alpha": alpha.detach().cpu()})
+        saved = state.SiteState({"alpha": alpha.detach().cpu()})
         state.save(self.site, self.task, server_round, COORDINATES, saved)
 
     def fit(self, z: Tensor, y: Tensor, server_round: int) -> AtomHeads:

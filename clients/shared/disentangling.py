@@ -23,7 +23,7 @@ from fedda.models import evaluating
 from fedda.train import learning_rate, make_optimizer, seed_for
 
 from ..base import Client
-from ..site.memory import Network
+from ..site.workspace import Network
 
 NEW_LAYERS = 10  # learning rate of new layers in units of that of pretrained ones, as in FADA
 INVARIANT = "disentangler-invariant"  # name under which a site keeps the branch of f_di
@@ -60,7 +60,7 @@ class Disentangling:
     def _keep(self, name: str, make: Callable[[], nn.Module], strict: bool = False) -> Network:
         module = seeded(self.client.task.seed, name, make).to(self.client.device)
         network = Network(module, self._optimizer(module))
-        self.client.stays(name, network, strict)
+        self.client.register_state(name, network, strict)
         self.kept.append(network)
         return network
 

@@ -7,7 +7,6 @@ Witness   a linear discriminator that is its own gradient, with the sign changed
 import torch
 from torch import Tensor
 
-from fedda import packing
 from fedda.adversarial import travelling
 from fedda.adversarial.discriminators import (
     Discriminator,
@@ -19,9 +18,10 @@ from fedda.adversarial.discriminators import (
 )
 from fedda.adversarial.lazy import LazySync
 from fedda.maths import fourier
-from fedda.packing import Kind, Packed
+from fedda.wire import packing
+from fedda.wire.packing import Kind, Packed
 
-from ..site.state import Kept
+from ..site.state import SiteState
 
 
 class Copy:
@@ -85,16 +85,16 @@ class Copy:
         state = travelling.state_of(self.DI, self.optimizer, g_sync)
         return packing.pack({n: t.numpy() for n, t in state.items()}, Kind.MODEL)
 
-    def put_down(self) -> Kept:
+    def state_dict(self) -> SiteState:
         """Return the state from which the next round continues, if it stays at its site."""
-        state = Kept()
+        state = SiteState()
         state.put("discriminator", self.DI.state_dict())
         state.put_optimizer("optimizer", self.optimizer)
         state.put("sync", self.sync.state())
         return state
 
-    def take_up(self, kept: Kept, device: torch.device) -> None:
-        """Continue from the state that `put_down` returned."""
+    def load_state_dict(self, kept: SiteState, device: torch.device) -> None:
+        """Continue from the state that `state_dict` returned."""
         self.DI.load_state_dict(kept.get("discriminator"))
         self.optimizer.load_state_dict(kept.get_optimizer("optimizer"))
         self.sync.restore(kept.get("sync"), device)

@@ -10,10 +10,10 @@ from fedda import models
 from fedda.errors import ConfigError
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.models import Model
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 from ..site import state
-from ..site.memory import Network
+from ..site.workspace import Network
 
 # Keys under which a state has the models' names, in their order, and the target's class shares.
 NAMES, SHARES = "names", "shares"
@@ -39,9 +39,9 @@ class Ensemble(Network):
         super().__init__(module, optimizer)
         self.names, self.shares = list(names), shares
 
-    def put_down(self) -> state.Kept:
+    def state_dict(self) -> state.SiteState:
         """Return weights, buffers, the optimizer's state, the names and the shares."""
-        saved = super().put_down()
+        saved = super().state_dict()
         saved.about[NAMES] = self.names
         saved.about[SHARES] = None if self.shares is None else self.shares.tolist()
         return saved

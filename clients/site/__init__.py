@@ -1,24 +1,25 @@
 """What a site has with every method: data and models in memory, files on its disk, its boundary.
 
-memory         its data, its models and their optimizers, and what stays from round to round
-blocks         how it divides its images, so that no server can single one out
-reading        progress of its long work before it can train
-frozen         the frozen part of a pretrained network, run once per image
-shelf          the model of a test, kept until the next request trains with it
-state          the files that outlive a restart
-notes          its notes about a training, which stay at the site
-before_after   a picture of these notes
-request        what it is asked, read from a message
-boundary       what may come in and what may leave: every request and every reply
-crafted        refuses models that were made to read images
-leaving        how its model leaves: as it is, under masks, or sealed
-sealed         models that only the target reads
-summed         its part in sums under masks
-remembered     to which groups of sites it has added, over all runs
-identity       who it is to the other sites, whatever the server says
-noised         DP-SGD, where the run or the site's policy asks for noise
-tested         what a test tells the server
-last_step      the last step of a training, at the target alone
-teacher        a teacher that a target already has
-looked         what it tells of its data before any training
+memory           its data, and the policy that it obeys
+workspace        a training's model and optimizers, and what stays from round to round
+blocks           how it divides its images, so that no server can single one out
+reading          progress of its long work before it can train
+frozen           the frozen part of a pretrained network, run once per image
+model_cache      the model of a test, kept until the next request trains with it
+state            the files that outlive a restart
+notes            its notes about a training, which stay at the site
+before_after     a picture of these notes
+request          what it is asked, read from a message
+boundary         what may come in and what may leave: every request and every reply
+crafted          refuses models that were made to read images
+upload           how its model leaves: as it is, under masks, or sealed
+sealed           models that only the target reads
+summed           its part in sums under masks
+remembered       to which groups of sites it has added, over all runs
+identity         who it is to the other sites, whatever the server says
+noised           DP-SGD, where the run or the site's policy asks for noise
+output_privacy   what a test tells the server
+last_step        the last step of a training, at the target alone
+teacher          a teacher that a target already has
+site_statistics  what it tells of its data before any training
 """

@@ -13,15 +13,15 @@ from flwr.app import RecordDict
 
 from fedda import records
 from fedda.errors import WireError
-from fedda.packing import Kind, Packed
 from fedda.settings import Task
 from fedda.wire import ANSWERS, Rule
+from fedda.wire.packing import Kind, Packed
 
 from . import state
 from .crafted import GROWING, check_rows
 from .memory import Site
+from .output_privacy import coarse
 from .request import Numbers, Request
-from .tested import coarse
 
 # The roles that may play each part. A target that is adapted can be the collaborator of another
 # target. Whether a part needs labels is in its contract.
@@ -31,7 +31,7 @@ logger = logging.getLogger("fedda.site")
 
 
 @dataclass(frozen=True)
-class Reply:
+class SiteReply:
     """What leaves a site in answer to a request: its arrays and its numbers, by name."""
 
     arrays: Mapping[str, Packed]
@@ -161,25 +161,25 @@ def admit(site: Site, request: Request, test: bool) -> None:
 # ---- what leaves ---------------------------------------------------------------------------------
 
 
-def finite_out(site: Site, request: Request, reply: Reply) -> None:
+def finite_out(site: Site, request: Request, reply: SiteReply) -> None:
     """Every value is finite."""
     for name, packed in reply.arrays.items():
         packed.check_finite(f"'{name}' of this site")
 
 
-def contract_out(site: Site, request: Request, reply: Reply) -> None:
+def contract_out(site: Site, request: Request, reply: SiteReply) -> None:
     """It holds what the method's contract lists, and nothing else."""
     leaves = request.contract.leaves
     _check(site, request, leaves, reply.arrays, reply.numbers, "to be sent")
 
 
-def answers_by_class(site: Site, request: Request, reply: Reply) -> None:
+def answers_by_class(site: Site, request: Request, reply: SiteReply) -> None:
     """Answers by class leave only where the policy lets them."""
     if ANSWERS & {*reply.numbers}:
         site.gate.check_classes()
 
 
-def bytes_that_leave(site: Site, request: Request, reply: Reply) -> None:
+def bytes_that_leave(site: Site, request: Request, reply: SiteReply) -> None:
     """It is no larger than the policy lets a reply be; its bytes are booked."""
     sizes = records.size(reply.content)
     site.gate.release(reply.arrays, sum(sizes.values()), request.contract)
@@ -187,11 +187,13 @@ def bytes_that_leave(site: Site, request: Request, reply: Reply) -> None:
     logger.info("sent after %s: %s", "evaluate" if request.is_test else "train", sent)
 
 
-CheckReply = Callable[[Site, Request, Reply], None]
+CheckReply = Callable[[Site, Request, SiteReply], None]
 LEAVING: tuple[CheckReply, ...] = (answers_by_class, bytes_that_leave)
 
 
-def release(site: Site, request: Request, arrays: Mapping[str, Packed], numbers: Numbers) -> Reply:
+def release(
+    site: Site, request: Request, arrays: Mapping[str, Packed], numbers: Numbers
+) -> SiteReply:
     """Let a reply leave if it may -> it, with its numbers as coarse as they may leave.
 
     Args:
@@ -204,10 +206,10 @@ def release(site: Site, request: Request, arrays: Mapping[str, Packed], numbers:
         FeddaError: something in it may not leave.
     """
     room_on_disk(site, request)
-    made = Reply(arrays, numbers)
+    made = SiteReply(arrays, numbers)
     for check in (finite_out, contract_out):
         check(site, request, made)
-    told = Reply(arrays, coarse(numbers, request.contract.leaves))
+    told = SiteReply(arrays, coarse(numbers, request.contract.leaves))
     for check in LEAVING:
         check(site, request, told)
     return told

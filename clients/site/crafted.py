@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from fedda.errors import WireError
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 
 PARALLEL = 0.99  # |cosine| of two rows from which on they measure the same
 FEW = 4  # rows may do so in any layer, such as the two of a head of two classes

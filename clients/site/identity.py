@@ -10,8 +10,8 @@ import numpy as np
 from fedda.errors import SecureError
 from fedda.files import keeping
 from fedda.ops import keys
-from fedda.packing import Kind, Packed, pack
 from fedda.secure.agree import Own
+from fedda.wire.packing import Kind, Packed, pack
 
 
 class Identity:

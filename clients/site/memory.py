@@ -2,36 +2,37 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn, optim
 
-from fedda import __version__, data, models, packing, plugins
-from fedda.config import FEATURES_HIDE, IMAGES_HIDE, Inputs
+from fedda import __version__, data, plugins
+from fedda.config import FEATURES_HIDE, IMAGES_HIDE
+from fedda.config.inputs import Inputs
 from fedda.data import categories, naming
 from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
 from fedda.settings import Task
-from fedda.train import generator, make_optimizer, repeatable
+from fedda.train import generator, repeatable
 from fedda.wire import MOST_TOLD, Role
 
+from ..policy.audit_log import Trail
 from ..policy.gate import Gate
 from ..policy.rules import Policy
-from ..policy.trail import Trail
-from . import blocks, reading, state, teacher
+from . import blocks, reading, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Drawer, Identity
+from .model_cache import Shelf
 from .origin import Origin
+from .output_privacy import FEW
 from .sealed import Sealed
-from .shelf import Shelf
 from .summed import Summed
-from .tested import FEW
+from .workspace import Workspace
 
 logger = logging.getLogger("fedda.site")
 
@@ -348,7 +349,7 @@ class Site:
         allowed = self.gate.policy.leaving.classes and not self.test_noise
         return allowed and task.classes <= MOST_TOLD
 
-    def workspace(self, task: Task) -> "Workspace":
+    def workspace(self, task: Task) -> Workspace:
         """The model and optimizer of one training; they stay in memory after the request."""
         computed = (task.train.precision, task.train.layout)
         key = (task.training, task.model, task.dims, task.names, task.options, computed)
@@ -379,144 +380,6 @@ def _named(images: T, task: Task) -> T:
     if isinstance(images, data.Labelled) and task.names:
         return data.align(images, task.names)
     return images
-
-
-class Staying(Protocol):
-    """An object whose state can stay at a site from round to round."""
-
-    def put_down(self) -> state.Kept:
-        """Return the state from which the next round continues."""
-        ...
-
-    def take_up(self, kept: state.Kept, device: torch.device) -> None:
-        """Continue from a state that `put_down` returned."""
-        ...
-
-
-class Network:
-    """A network with its own optimizer, or without an optimizer."""
-
-    def __init__(self, module: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
-        self.module = module
-        self.optimizer = optimizer
-
-    def put_down(self) -> state.Kept:
-        """Return weights, buffers and the optimizer's state."""
-        saved = state.Kept()
-        saved.put("module", self.module.state_dict())
-        if self.optimizer:
-            saved.put_optimizer("optimizer", self.optimizer)
-        return saved
-
-    def take_up(self, kept: state.Kept, device: torch.device) -> None:
-        """Continue from that state, but at the learning rate that the optimizer has now."""
-        self.module.load_state_dict(kept.get("module"))
-        if self.optimizer:
-            load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
-
-
-class Workspace:
-    """The objects of one training at a site.
-
-    Attributes:
-        model: the run's model on the site's device.
-        schema: its layout on the wire.
-        held: other objects that stay in this process's memory, by name.
-    """
-
-    def __init__(self, site: Site, task: Task) -> None:
-        self._site = site
-        self._task = task
-        self.held: dict[str, Any] = {}
-        self._kept: dict[tuple[str, int], state.Kept] = {}
-        self.model = self.blank()
-        self.schema = packing.layout(
-            models.to_arrays(self.model), packing.Kind.MODEL, task.wire.dtype
-        )
-
-    def blank(self, extension: models.Extension | None = None) -> models.Model:
-        """Make the run's network on the site's device; its weights are loaded later.
-
-        Args:
-            extension: layers to add, if they are others than the method adds to the run's model.
-        """
-        task = self._task
-        extension = extension or models.Extension.of(task.about, task.options)
-        made = models.blank(task.model, task.dims, task.classes, extension)
-        made.attach(self._site.frozen.part(task)).to(self._site.device)
-        train, compiled = task.train, self._site.compiled
-        on_cpu = self._site.device.type == "cpu"
-        pixels = train.batch_size * math.prod(task.dims[1:]) if on_cpu else 0
-        layout = models.layout_of(task.model, train.layout, pixels)
-        made.compute(models.Arithmetic(train.precision, layout, compiled))
-        return made
-
-    def hold(self, name: str, make: Callable[[], T]) -> T:
-        """Return an object that stays in this process's memory; the first call makes it."""
-        if name not in self.held:
-            self.held[name] = make()
-        return self.held[name]
-
-    def optimizer(self, task: Task, rate: float, server_round: int) -> optim.Optimizer:
-        """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
-        optimizer = make_optimizer(self.model.groups(rate), task.train, rate)
-        if task.train.carry_momentum and server_round > 1:
-            saved = self.recall(task, server_round - 1, state.OPTIMIZER)
-            if saved is None:
-                logger.warning("the optimizer of round %d starts afresh", server_round)
-            else:
-                load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
-        return optimizer
-
-    def carry(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
-        """Remember the model's optimizer for the next round, with `train.carry-momentum`."""
-        if task.train.carry_momentum:
-            saved = state.Kept()
-            saved.put_optimizer("optimizer", optimizer)
-            self.remember(task, server_round, state.OPTIMIZER, saved)
-
-    def leave(self, task: Task, server_round: int, things: Mapping[str, Staying]) -> None:
-        """Keep the state of everything that stays at this site when a round is over."""
-        saved = state.Kept()
-        for name, thing in things.items():
-            part = thing.put_down()
-            saved.tensors |= {f"{name}/{n}": tensor for n, tensor in part.tensors.items()}
-            saved.about[name] = part.about
-        self.remember(task, server_round, state.METHOD, saved)
-
-    def left(self, task: Task, name: str, first: int, last: int) -> state.Kept | None:
-        """Return one thing's state after the latest of the rounds `first` to `last`, or None."""
-        rounds = [r for what, r in self._kept if what == state.METHOD and first <= r <= last]
-        saved = self._kept[state.METHOD, max(rounds)] if rounds else None
-        if saved is None:
-            saved = state.load_last(self._site, task, first, last, state.METHOD)
-        if saved is None or name not in saved.about:
-            return None
-        return state.Kept(saved.get(name), saved.about[name])
-
-    def remember(self, task: Task, server_round: int, what: str, kept: state.Kept) -> None:
-        """Keep a state for the next round, also on disk if the site has a state directory.
-
-        The state before it stays, too, as the server may repeat a round.
-        """
-        before = [r for name, r in self._kept if name == what and r < server_round]
-        for old in sorted(before)[:-1]:
-            del self._kept[what, old]
-        self._kept[what, server_round] = kept
-        state.save(self._site, task, server_round, what, kept)
-
-    def recall(self, task: Task, server_round: int, what: str) -> state.Kept | None:
-        """Return the state that was kept after a round, or None."""
-        saved = self._kept.get((what, server_round))
-        return saved or state.load(self._site, task, server_round, what)
-
-
-def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> None:
-    """Give an optimizer the state of a former one, but leave it its own learning rates."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(former)
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
 
 
 def pick_device(text: str) -> torch.device:

@@ -30,9 +30,9 @@ import torch
 from fedda import models
 from fedda.errors import ModelError, OriginError
 from fedda.maths.bounds import SMALL, is_weight, norm
-from fedda.packing import Arrays, Kind
 from fedda.settings import Task
 from fedda.wire import Part
+from fedda.wire.packing import Arrays, Kind
 
 from . import state
 from .crafted import GROWING
@@ -126,9 +126,9 @@ class Origin:
         longest = {name: max(length, longest.get(name, 0.0)) for name, length in went.items()}
         about = {"longest": longest, "round": request.round, "settings": task.digest}
         last = {f"last/{name}": torch.tensor(came[name]) for name in went}
-        state.save(self._place, task, request.round, ORIGIN, state.Kept(last, about))
+        state.save(self._place, task, request.round, ORIGIN, state.SiteState(last, about))
 
-    def _last(self, request: Request) -> state.Kept | None:
+    def _last(self, request: Request) -> state.SiteState | None:
         """What was kept of the last round of this training here; None if there was none."""
         last = state.load_last(self._place, request.task, 1, request.round, ORIGIN)
         same = last is not None and last.about["settings"] == request.task.digest

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedda.config import LazyConfig, validate
+from fedda.config import LazyConfig
+from fedda.config.sections import validate
 from fedda.errors import WireError
 from fedda.exchange import Group, Invitation
 from fedda.exchange.groups import KEYS
 from fedda.methods import Stage
-from fedda.packing import Manifest, Packed
 from fedda.settings import Task
 from fedda.wire import Part
+from fedda.wire.packing import Manifest, Packed
 
 Numbers = dict[str, Any]
 HEADING = ("round", "phase", "hop", "part", "final")  # of a request; the last only in such a round

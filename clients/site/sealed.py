@@ -9,9 +9,9 @@ import numpy as np
 
 from fedda.errors import NotFiniteError, SecureError, WireError
 from fedda.maths.bounds import NAMED, Bounds, norm, scaled, too_long
-from fedda.packing import CHANGE, ROWS, Kind, Packed, lay_out, pack
 from fedda.secure.agree import Occasion, Own, check, sign, verify
 from fedda.secure.seal import Envelope, layouts, seal, unseal
+from fedda.wire.packing import CHANGE, ROWS, Kind, Packed, lay_out, pack
 
 from ..policy.rules import Secure
 from .crafted import check_rows

@@ -51,7 +51,7 @@ class Place(Protocol):
 
 
 @dataclass
-class Kept:
+class SiteState:
     """A state to keep: tensors by name, and other values that JSON can hold, by name."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Kept:
         return {"state": state, "param_groups": self.about[part]["groups"]}
 
 
-def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> None:
+def save(site: Place, task: Task, server_round: int, what: str, kept: SiteState) -> None:
     """Write the state after a round, whole or not at all, if the site has a state directory."""
     if site.state_dir is None:
         return
@@ -106,7 +106,7 @@ def save(site: Place, task: Task, server_round: int, what: str, kept: Kept) -> N
     keep_newest(path.parent.glob(f"{TRAINING}.*.{what}.safetensors"), FILES)
 
 
-def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
+def load(site: Place, task: Task, server_round: int, what: str) -> SiteState | None:
     """Read the state after that round; None if there is none."""
     path = _path(site, task, server_round, what)
     if site.state_dir is None or not path.is_file():
@@ -114,13 +114,15 @@ def load(site: Place, task: Task, server_round: int, what: str) -> Kept | None:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fedda"])
-            return Kept({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
+            return SiteState({name: file.get_tensor(name) for name in file.keys()}, about)  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError):
         logger.warning("the state in %s cannot be read", path)
         return None
 
 
-def load_last(site: Place, task: Task, first: int, server_round: int, what: str) -> Kept | None:
+def load_last(
+    site: Place, task: Task, first: int, server_round: int, what: str
+) -> SiteState | None:
     """Read the latest state of the rounds from `first` to `server_round`; None if there is none."""
     if site.state_dir is None:
         return None

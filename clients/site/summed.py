@@ -10,9 +10,9 @@ from fedda.errors import PolicyError, SecureError
 from fedda.exchange import Stream
 from fedda.exchange.groups import KEYS
 from fedda.exchange.masked import tell
-from fedda.packing import Arrays, Packed
 from fedda.secure.agree import Occasion, Own, verify
 from fedda.secure.masks import FixedPoint, hide, layouts, narrow
+from fedda.wire.packing import Arrays, Packed
 
 from ..policy.rules import Secure
 from .identity import Drawer, Identity

@@ -30,14 +30,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant
 from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.contrib.lab.comparison.statistics import by_target, difference, spread
 from fedda.contrib.lab.comparison.tables import as_csv, as_markdown, columns, difference_text
 from fedda.errors import DataError, FeddaError, RunError
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 DRAW = 0  # seed of the images drawn from each domain; the same for every training
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")

@@ -46,7 +46,7 @@ from adversaries import (
 )
 
 from fedda import plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant
 from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.statistics import by_target
@@ -58,7 +58,7 @@ from fedda.contrib.lab.comparison.tables import (
     differences,
 )
 from fedda.data import digits, rotate
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import overrides
 
 DRAW = 0  # seed of each domain's images; the same for every training

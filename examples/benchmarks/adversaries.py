@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Variant
 
 TRIED = """Settings were chosen by accuracy after the last round with development seed 100: those of

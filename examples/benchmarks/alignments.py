@@ -37,7 +37,7 @@ from torch import Tensor
 from fedda.contrib.methods.centring import algorithm as centring
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 STEM = "alignments"
 REGULARISATION = 0.01  # of the mean loss

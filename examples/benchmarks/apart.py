@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from fedda.adversarial import disentangle
 from fedda.algorithms import fada
-from fedda.config import unflatten, validate
+from fedda.config.sections import unflatten, validate
 
 WIDTH, BATCH, LR = 256, 64, 0.02
 KINDS = {"defaults": {}, "apart": fada.PRESETS["apart"]}

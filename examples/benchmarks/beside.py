@@ -16,7 +16,7 @@ import live
 import processes
 import torch
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.ops.federation import Deployment
 from fedda.settings import RunConfig, overrides
 

@@ -36,11 +36,12 @@ from typing import Any
 import live
 import torch
 
-from fedda import models, packing, wire
+from fedda import models, wire
 from fedda.algorithms import kd3a
 from fedda.data import digits
 from fedda.halves import load
 from fedda.settings import RunConfig
+from fedda.wire import packing
 
 TARGET = "fonts"
 

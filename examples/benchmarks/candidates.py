@@ -45,11 +45,11 @@ import torch
 from flwr.app import Error, Message
 
 from fedda import records
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.errors import QuorumError
 from fedda.flower import ErrorCode
 from fedda.halves import load
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import RunConfig, overrides
 
 COUNTS = (1, 5, 20)  # candidates

@@ -42,7 +42,7 @@ from couple import Couple
 from joint import Joint
 from loop import Loop
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.data import describe
 from fedda.halves import load
 from fedda.settings import RunConfig, overrides, presets

@@ -60,11 +60,11 @@ from adversaries import LONG, OWN, SETTINGS
 from scipy.stats import spearmanr
 
 from fedda import data, models
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.data import digits, rotate
 from fedda.halves import load
 from fedda.maths import ocs
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import MODEL
 from fedda.settings import RunConfig, overrides
 

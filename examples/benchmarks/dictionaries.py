@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedda import data, models
 from fedda.algorithms import feddadil
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.data import digits
 from fedda.errors import RunError
 from fedda.halves import load

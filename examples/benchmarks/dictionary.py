@@ -39,11 +39,11 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fedda.algorithms import feddadil
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison.statistics import Values
 from fedda.contrib.lab.comparison.tables import columns
 from fedda.errors import ConfigError
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import overrides
 
 ROUNDS = 20  # of the dictionary; the rounds of the encoder come before (Set.encoder)

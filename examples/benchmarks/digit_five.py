@@ -26,14 +26,14 @@ from typing import Any
 import accuracy
 import numpy as np
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Plan, Score, Variant
 from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.options import shared_of
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target
 from fedda.contrib.lab.comparison.tables import spread_text
 from fedda.data import synthetic
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 SETS = ("mnist", "mnistm", "svhn", "syn", "usps")
 BASELINE = Variant("fedavg", label="FedAvg")

@@ -32,9 +32,9 @@ from adversaries import SETTINGS
 from chain import CHAIN
 
 from fedda.cli import select
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.halves import load
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import RunConfig, overrides
 
 TARGETS = ("mnist", "mnistm", "svhn", "usps")

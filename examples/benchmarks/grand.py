@@ -44,14 +44,14 @@ import ranks
 import sets
 
 from fedda import plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import difference_text, spread_text
 from fedda.contrib.lab.comparison.variants import parse
 from fedda.errors import FeddaError
 from fedda.halves import load
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import counted
 
 BASELINE = Variant("fedavg", label="FedAvg")

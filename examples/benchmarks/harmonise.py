@@ -46,7 +46,7 @@ from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.contrib.lab.comparison.statistics import MEAN, Table, difference, of_numbers
 from fedda.contrib.lab.comparison.tables import difference_text, spread_text
 from fedda.data import Reading
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import MODEL
 
 SET, OWN, NONE, COMBAT, CODED = "heart", "site", "none", "combat", "coded"

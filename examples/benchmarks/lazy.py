@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import live
 
-from fedda.config import Flat
-from fedda.results.plainly import markdown
+from fedda.config.sections import Flat
+from fedda.results.escaping import markdown
 from fedda.results.read import load
 
 

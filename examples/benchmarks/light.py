@@ -25,7 +25,7 @@ from fedda.config import IMAGES_HIDE
 from fedda.halves import load
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, watch_parent
-from fedda.packing import Kind, Packed, pack
+from fedda.wire.packing import Kind, Packed, pack
 
 resident: Any = load("clients", "node.resident")
 FEATURES, CLASSES = 64, 10

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedda import models
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.halves import load
 from fedda.settings import RunConfig
 from fedda.train import joined, learning_rate, make_optimizer, seed_for, windows

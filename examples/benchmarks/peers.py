@@ -55,7 +55,7 @@ from fedda.halves import load
 from fedda.ops import certificate, keys
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Process, quiet_port, scripts_first
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 HERE = Path(__file__).parent
 TOKEN = "FEDDA_PEERS"  # an environment variable that all processes of one trial inherit

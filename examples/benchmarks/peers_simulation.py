@@ -46,7 +46,7 @@ from peers_network import SOURCE, TARGET, Wanted
 
 from fedda.data import digits
 from fedda.errors import RunError
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 HERE = Path(__file__).parent
 FIGURES = ("round_s", "first_round_s", "whole_s", "cpu_s", "accuracy", "over_fluke")

@@ -53,7 +53,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from fedda import data, models, plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.benchmarks.common import Options
 from fedda.contrib.benchmarks.registry import import_benchmark
 from fedda.contrib.lab.comparison import Cell, Plan, Variant
@@ -63,7 +63,7 @@ from fedda.contrib.lab.comparison.statistics import by_target
 from fedda.contrib.lab.comparison.tables import as_markdown
 from fedda.errors import ConfigError
 from fedda.halves import load
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import RunConfig, presets
 
 BASELINE = Variant("fedavg", label="FedAvg (source-only)")

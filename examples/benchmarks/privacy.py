@@ -29,7 +29,7 @@ from typing import Any
 import accuracy
 import numpy as np
 
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.contrib.lab.comparison.about import header
 from fedda.contrib.lab.comparison.statistics import by_target

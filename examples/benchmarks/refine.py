@@ -39,7 +39,7 @@ from fedda.data import Labelled
 from fedda.errors import RefineError
 from fedda.maths.refine import Shares, Strength
 from fedda.models import Model
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.train import generator
 
 SETS = ("googlenet", "surf", "rotated", "amazon", "digits", "office")

@@ -48,16 +48,17 @@ import numpy as np
 import torch
 from flwr.app import Message
 
-from fedda import packing, records
-from fedda.config import Flat
+from fedda import records
+from fedda.config.sections import Flat
 from fedda.data import digits
 from fedda.errors import QuorumError
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load
 from fedda.maths.average import STATISTICS
-from fedda.packing import Arrays, Kind
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.settings import RunConfig, overrides
+from fedda.wire import packing
+from fedda.wire.packing import Arrays, Kind
 
 TARGET = "fonts"
 LIES = ("flipped", "claimed", "fourfold", "scaled", "noise", "nan", "away")

@@ -46,7 +46,7 @@ import processes
 from fedda.errors import RunError
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 LOOK = 0.05  # seconds between two looks at a run's journal
 COUNTED_S = 2.2  # seconds until the server has written its counts again

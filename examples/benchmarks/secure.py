@@ -33,7 +33,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from fedda.ops.federation import Deployment
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 TINY = 0.01  # MB
 FIGURES = ("seconds", "mb_from", "mb_to")

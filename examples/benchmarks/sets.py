@@ -15,7 +15,7 @@ import torch
 from adversarial import mnist, pens
 
 from fedda import data, plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.errors import ConfigError
 from fedda.halves import REFERENCE

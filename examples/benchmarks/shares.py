@@ -44,7 +44,7 @@ from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.data import Labelled
 from fedda.maths import class_shares
 from fedda.models import Model, refined
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import refined_file
 from fedda.train import generator
 

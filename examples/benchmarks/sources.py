@@ -32,7 +32,7 @@ from adversarial import DRAW, TESTS, Part
 
 from fedda.contrib.lab.comparison import Score, Variant
 from fedda.data import digits, rotate
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 STEP, TARGET = 20, 0
 NEAR = 4

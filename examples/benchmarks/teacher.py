@@ -40,11 +40,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fedda import data
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Plan
 from fedda.halves import load
 from fedda.models.answers import answers
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import MODEL, RESULTS
 from fedda.settings import RunConfig, presets
 

@@ -38,11 +38,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedda import models, packing
+from fedda import models
 from fedda.config import IMAGES_HIDE
 from fedda.halves import load
 from fedda.settings import RunConfig
 from fedda.train import batches, make_optimizer, round_images, seed_for
+from fedda.wire import packing
 
 CLASSES = 10
 NAME = "source"

@@ -49,7 +49,7 @@ from fedda.data import rotate
 from fedda.maths import ocs
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 
 SETS = ("mnist", "usps")
 NEAR, FAR = 30, 180  # degrees

@@ -27,12 +27,12 @@ from torch import Tensor, nn, optim
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedda.config import Section
+from fedda.config.sections import Section
 from fedda.maths.schedule import Growth, growth
 from fedda.maths.spectral import spectral_norm
-from fedda.packing import Entry, Kind, Manifest
 from fedda.train import generator
 from fedda.wire import Number, Role
+from fedda.wire.packing import Entry, Kind, Manifest
 
 Loss = Literal["adda", "grl", "wassda", "cada"]
 Deception = Literal["inverted", "reversal"]

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedda.config import Section, validate
+from fedda.config.sections import Section, validate
 from fedda.errors import ModelError
 
 SIZES = r"^[1-9]\d{0,4}(,[1-9]\d{0,4})*$"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from fedda.adversarial.discriminators import DiscriminatorConfig, count, layout
-from fedda.packing import Entry, Kind, Manifest
+from fedda.wire.packing import Entry, Kind, Manifest
 
 STATE = {
     "adam": ("exp_avg", "exp_avg_sq"),

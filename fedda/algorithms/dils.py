@@ -24,10 +24,10 @@ from pydantic import Field
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import BETA1, BETA2, HALVES, Critic, DiscriminatorConfig, Loss
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.methods import Extent, Method, Phase
-from fedda.packing import Manifest
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Part, Rule
+from fedda.wire.packing import Manifest
 
 
 class Adaptation(Critic):

@@ -55,12 +55,12 @@ from fedda.adversarial.discriminators import (
 )
 from fedda.adversarial.disentangle import Layers, extend
 from fedda.algorithms import fdann, fedavg
-from fedda.config import Scalar, Section
+from fedda.config.sections import Scalar, Section
 from fedda.maths.gap import Unit
 from fedda.maths.schedule import Growth, growth
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Kind
 from fedda.wire import MODEL, SECONDS, STEPS, Number, Part, Role, Rule
+from fedda.wire.packing import Kind
 
 Parts = Literal["attention", "adversarial", "all"]
 

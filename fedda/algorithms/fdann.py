@@ -27,10 +27,10 @@ from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Deceived, DiscriminatorConfig
 from fedda.adversarial.travelling import travelling_layout
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.methods import Method, Phase
-from fedda.packing import Kind, Manifest
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Part, Rule
+from fedda.wire.packing import Kind, Manifest
 
 
 class Config(fedavg.Config):

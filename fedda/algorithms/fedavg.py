@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedda.config import Section
+from fedda.config.sections import Section
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import EPSILON, LOSS, MODEL, SECONDS, STEPS, Part, Rule
 

@@ -28,13 +28,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.errors import ConfigError, WireError
 from fedda.maths import optimal_transport
 from fedda.maths.mixture import Mixture
 from fedda.methods import Method, Phase, Signature
-from fedda.packing import Arrays, Entry, Kind, Manifest
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, TEST, Number, Part, Rule, accuracy_of
+from fedda.wire.packing import Arrays, Entry, Kind, Manifest
 
 Head = Literal["reconstruction", "ensemble"]
 

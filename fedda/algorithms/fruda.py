@@ -19,7 +19,7 @@ as it has no labels. The target's model then goes to the server, for the targets
 
 A source reports its own error, and nobody can verify it: a candidate that claims an error of 0 is
 believed. Its critic's mean it cannot change alone, as its gradients tell the target what that is
-(`fedda.adversarial.critic_mean`); whoever makes up all gradients as well is believed. With
+(`fedda.adversarial.critic_estimate`); whoever makes up all gradients as well is believed. With
 `keep=better` the target goes back to the collaborator's model if the adaptation made its own
 predictions worse by infomax, which needs no label. That also limits the harm of a bad choice, but
 does not prevent it.
@@ -47,11 +47,12 @@ from torch import Tensor
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import DiscriminatorConfig
 from fedda.algorithms import dils, fedavg
-from fedda.config import Scalar, is_site_name
+from fedda.config import is_site_name
+from fedda.config.sections import Scalar
 from fedda.maths.ocs import Selector
 from fedda.methods import Extent, Method, Phase
-from fedda.packing import Kind, Manifest
 from fedda.wire import INFOMAX, MODEL, REFUSED, SECONDS, TEST, Number, Part, Rule
+from fedda.wire.packing import Kind, Manifest
 
 
 class Measure(DiscriminatorConfig):

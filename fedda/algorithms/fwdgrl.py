@@ -16,7 +16,7 @@ reads p times `critic-steps` as many batches as it has steps: with large batches
 
 from fedda.adversarial.discriminators import Critic, DiscriminatorConfig, Reversal
 from fedda.algorithms import fdann, fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.methods import Method
 
 

@@ -25,13 +25,13 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section
+from fedda.config.sections import Scalar, Section
 from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Arrays, Kind, pieces
 from fedda.wire import MODEL, REFUSED, Number, Part, Rule
+from fedda.wire.packing import Arrays, Kind, pieces
 
 
 class ConfidenceGate(Section):

@@ -27,10 +27,10 @@ from torch import Tensor
 
 from fedda.adversarial.discriminators import Deceived, Deception, DiscriminatorConfig
 from fedda.algorithms import fdann, fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.methods import Method, Phase
-from fedda.packing import Kind
 from fedda.wire import MODEL, Number, Part, Rule
+from fedda.wire.packing import Kind
 
 Max = Literal["soft", "hard"]
 Sign = Literal["code", "paper"]

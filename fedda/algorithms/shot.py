@@ -25,12 +25,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section, Shares
+from fedda.config import Shares
+from fedda.config.sections import Scalar, Section
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Heads, SideBySide
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Kind
 from fedda.wire import LOSS_MOST, MODEL, REFUSED, SECONDS, STEPS, TEST, Number, Part, Rule
+from fedda.wire.packing import Kind
 
 Centroids = Literal["official", "paper"]
 DOUBT = 0.1  # of a teacher that a target brings

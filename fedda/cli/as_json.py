@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON instead, as docs/json.md describes it.")

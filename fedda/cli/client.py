@@ -25,7 +25,7 @@ from fedda.ops.address import address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
 from fedda.ops.spawn import die_with_parent, quiet_port, scripts_first, watch_parent
-from fedda.results.plainly import PlainFormatter, echo
+from fedda.results.escaping import PlainFormatter, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description

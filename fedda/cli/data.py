@@ -18,7 +18,7 @@ from fedda.cli.helped import OpenGroup
 from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Reading

@@ -11,7 +11,7 @@ import typer
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.errors import RunError
 from fedda.ops.lock import alone
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 from fedda.settings import RunConfig, presets, seeds_of
 
 TARGET = "fonts"

@@ -11,7 +11,7 @@ import typer
 
 from fedda.errors import FULL, FeddaError, KeyFileError
 from fedda.ops.proxies import loopback_is_direct
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 KEY_TROUBLE, INTERRUPTED = 3, 130
 

@@ -8,7 +8,7 @@ import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, ModelError
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 from fedda.results.read import MODEL, label
 
 

@@ -11,7 +11,7 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError
 from fedda.ops import certificate, keys
 from fedda.ops.address import host as read_host
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -27,7 +27,7 @@ from fedda.library.beginning import Launch, started
 from fedda.ops import certificate
 from fedda.ops.address import address
 from fedda.ops.lock import GoingOnError, alone, holder
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 

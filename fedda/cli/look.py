@@ -14,7 +14,7 @@ from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.errors import ConfigError, DataError, RunError
 from fedda.library.beginning import Launch
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import JOURNAL, LOOKED
 from fedda.settings import RunConfig
 

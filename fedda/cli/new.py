@@ -13,7 +13,7 @@ from fedda.cli.demo import SETTINGS, TARGET
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, DataError
 from fedda.halves import REFERENCE
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 STUDY = Template("""\
 # The settings of this study; `fedda settings` lists all, `fedda methods` the methods.

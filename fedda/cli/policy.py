@@ -13,7 +13,7 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
 from fedda.files import states
 from fedda.halves import load
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import CROSSED
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.files import writing
 from fedda.halves import load
-from fedda.results.plainly import cell, echo
+from fedda.results.escaping import cell, echo
 from fedda.results.read import RESULTS, adapted_elsewhere, model_file
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from fedda.cli.its_files import reads_files
 from fedda.config import Shares
 from fedda.errors import ConfigError
 from fedda.halves import REFERENCE, load
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 from fedda.results.read import MODEL, REFINED, label
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from fedda.cli.exits import clear_exit
 from fedda.errors import FeddaError, RunError
 from fedda.ops.lock import holder
 from fedda.results import read
-from fedda.results.plainly import PlainConsole
+from fedda.results.escaping import PlainConsole
 
 
 def runs(

@@ -11,7 +11,7 @@ from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import on_terminate
 from fedda.errors import ConfigError
 from fedda.halves import load
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.settings import RunConfig, overrides, presets
 
 METHOD = "fruda"

@@ -12,7 +12,7 @@ from fedda.cli import wire_table
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.config import DEFAULT
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.settings import RunConfig, presets
 
 

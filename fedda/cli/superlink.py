@@ -16,10 +16,10 @@ from fedda.halves import load
 from fedda.ops import certificate
 from fedda.ops.address import Address
 from fedda.ops.address import host as read_host
-from fedda.ops.aside import aside
 from fedda.ops.flwr_home import write_connection
+from fedda.ops.log_redirect import aside
 from fedda.ops.spawn import watch_parent
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 LOG = "superlink.log"
 

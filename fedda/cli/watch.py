@@ -9,7 +9,7 @@ from fedda.cli import watching
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 from fedda.results.read import JOURNAL
 
 Folder = Annotated[

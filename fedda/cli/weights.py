@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 
 def weights(
@@ -34,7 +34,8 @@ def weights(
     """
     with clear_exit():
         from fedda import models
-        from fedda.config import InputConfig, ModelConfig, validate
+        from fedda.config import InputConfig, ModelConfig
+        from fedda.config.sections import validate
         from fedda.errors import ModelError
 
         tree = {"name": network, "weights": name}

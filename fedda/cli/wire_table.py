@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from fedda import plugins
 from fedda.methods import Phase
-from fedda.packing import Kind
 from fedda.secure import hiding
 from fedda.wire import LOOK, LOOK_TABLE, Part, Rule
+from fedda.wire.packing import Kind
 
 
 class Crossing(NamedTuple):

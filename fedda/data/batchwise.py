@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedda.config import INDICATOR
+from fedda.config.inputs import INDICATOR
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.image_folder import ImageFolder, listing

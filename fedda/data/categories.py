@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.config import spellings
+from fedda.config.inputs import spellings
 from fedda.data.naming import NOTHING, escaped, is_several, option, plain
 from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError

@@ -26,7 +26,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fedda.data import file_lists, room
+from fedda.data import decompression_limits, file_lists
 from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
@@ -340,10 +340,10 @@ def _size(arrow: Any, column: Any) -> int:
 
 
 def _check_growth(file: Path, size: int) -> None:
-    if room.grows(size, file.stat().st_size):
+    if decompression_limits.grows(size, file.stat().st_size):
         raise DataError(
-            f"{file} grows to more than {room.GROWTH} times its size, which no table of images "
-            f"does: write it again"
+            f"{file} grows to more than {decompression_limits.GROWTH} times its size, which no "
+            "table of images does: write it again"
         )
 
 

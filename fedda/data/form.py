@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fedda.config import BITS, OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
+from fedda.config.inputs import BITS, OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
 from fedda.data.depth import AS_STORED, Gray
 from fedda.errors import ConfigError
 

@@ -18,7 +18,7 @@ from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
-from fedda.config import WHOLE, plain
+from fedda.config.inputs import WHOLE, plain
 from fedda.errors import DataError
 
 NOTHING = frozenset({"nan", "null", "none", "na", "n/a", "<na>", "#n/a", "nat", "?", "-"})

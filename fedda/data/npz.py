@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import naming, npy, room, sparse
+from fedda.data import decompression_limits, naming, npy, sparse
 from fedda.data.categories import Coding, Texts, check_coded, listed_as
 from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.naming import listed
@@ -195,11 +195,11 @@ class Npz:
         Raises:
             DataError: it is.
         """
-        room.check_memory(f"{x} in {self.path}", size)
+        decompression_limits.check_memory(f"{x} in {self.path}", size)
 
     def _check_growth(self, key: str, size: int, stored: int) -> None:
         """Refuse an array that is far larger than its part of the file."""
-        if room.grows(size, stored):
+        if decompression_limits.grows(size, stored):
             raise DataError(
                 f"{key} in {self.path} grows from {stored} to {size} bytes, which only zeros can: "
                 f"give real data, or write the file without compression"
@@ -357,7 +357,7 @@ class Npz:
             )
         n, d = map(int, shape)
         entries = (*self._header(f"{x}_data")[0], 0)[0]
-        if 4 * n * d > room.SMALL and n * d > _MOST_SPARSE * entries:
+        if 4 * n * d > decompression_limits.SMALL and n * d > _MOST_SPARSE * entries:
             raise DataError(
                 f"{x} in {self.path} is {n} x {d} with {entries} values, so nearly all of it is "
                 f"zeros: {x}_shape is wrong, or keep only columns that are used"

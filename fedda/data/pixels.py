@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedda import plugins
-from fedda.data import depth, room, samples
+from fedda.data import decompression_limits, depth, samples
 from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
@@ -339,7 +339,7 @@ def _pixels(
     if (other := _other(file)) is not None:
         image = other.image(gray.window).convert(mode)
     else:
-        with _opened(file) as opened, room.alone(opened.width * opened.height):
+        with _opened(file) as opened, decompression_limits.alone(opened.width * opened.height):
             turn = _UPRIGHT.get(_orientation(opened))
             image, light = _of_8_bits(opened, file, gray)
             image = (image if image.mode in _GRAY else image.convert("RGB")).convert(mode)

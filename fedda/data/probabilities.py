@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedda.data.naming import listed
 from fedda.files import encoding
-from fedda.results.plainly import cell
+from fedda.results.escaping import cell
 
 Rows = tuple[tuple[str, ...], Mapping[str, Tensor]]  # the classes, and by an example's key (C,)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
-from fedda.config import REFUSE, Missing
+from fedda.config.inputs import REFUSE, Missing
 from fedda.data.categories import check_coded, check_listed
 from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import listed, plain

@@ -7,7 +7,6 @@
 Only gradients of discriminators cross the exchange: no data, no model and no feature.
 """
 
-from fedda.exchange.baton import Turns
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.host import Host
 from fedda.exchange.in_process import LocalHost, LocalStream
@@ -15,6 +14,7 @@ from fedda.exchange.outliers import Outliers
 from fedda.exchange.remote import RemoteStream
 from fedda.exchange.session import Session
 from fedda.exchange.stream import Stream
+from fedda.exchange.turn_lock import Turns
 
 __all__ = [
     "Group",

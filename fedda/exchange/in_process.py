@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from fedda.errors import ExchangeError
 from fedda.exchange import frames
-from fedda.exchange.baton import CHANGED, wait_until
 from fedda.exchange.groups import Group, Invitation
 from fedda.exchange.meeting import Meeting, Notice
 from fedda.exchange.outliers import Outliers
 from fedda.exchange.session import Session, ignore, invite
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import Vector
+from fedda.exchange.turn_lock import CHANGED, wait_until
 
 TICK_S = 0.1
 

@@ -24,8 +24,8 @@ from fedda.errors import ExchangeError, NotFiniteError, SecureError
 from fedda.exchange.groups import KEYS, Group
 from fedda.exchange.stream import Stream
 from fedda.exchange.sums import WHOLE, Vector
-from fedda.packing import SIGNATURE
 from fedda.secure.masks import add_mask
+from fedda.wire.packing import SIGNATURE
 
 PUBLIC = 32  # bytes of an X25519 key
 WORDS = (PUBLIC + SIGNATURE) // 4  # of a member's place in the sum of keys

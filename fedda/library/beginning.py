@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda import plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.errors import ConfigError, RunError
 from fedda.halves import REFERENCE
 from fedda.ops.lock import alone, holder, still_going_on

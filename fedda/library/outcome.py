@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedda.errors import ConfigError, DataError, ModelError, RunError
 from fedda.results import read
-from fedda.results.doubts import Doubt
+from fedda.results.diagnostics import Doubt
 
 if TYPE_CHECKING:
     import numpy as np

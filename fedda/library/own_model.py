@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from fedda import plugins
-from fedda.config import Flat, ModelConfig
+from fedda.config import ModelConfig
+from fedda.config.sections import Flat
 from fedda.errors import ConfigError, ModelError
 from fedda.models import evaluating
 

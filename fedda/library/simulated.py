@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fedda.config import DEFAULT, REFUSE, Flat, categories_of
+from fedda.config import DEFAULT
+from fedda.config.inputs import REFUSE, categories_of
+from fedda.config.sections import Flat
 from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
@@ -19,7 +21,7 @@ from fedda.data.sets import FILLING
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
-from fedda.results.plainly import visible
+from fedda.results.escaping import visible
 from fedda.results.progress import Display
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig, named

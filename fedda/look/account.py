@@ -20,8 +20,8 @@ from fedda.data.naming import can_be_brief, is_one_line
 from fedda.errors import WireError
 from fedda.maths import summaries
 from fedda.maths.summaries import BINS, FLOOR, GRID
-from fedda.packing import Entry, Kind, Manifest, Packed, pack
 from fedda.wire import LOOK, Role
+from fedda.wire.packing import Entry, Kind, Manifest, Packed, pack
 
 SIDE = 32  # pixels to which images are reduced
 SHARES = ("missing", "share")

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from fedda.packing import PIECE, Arrays, pieces
+from fedda.wire.packing import PIECE, Arrays, pieces
 
 STATISTICS = ("running_mean", "running_var")  # of BatchNorm
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedda.errors import WireError
 from fedda.maths.robust import liars_of
-from fedda.packing import Arrays, Packed, pieces
+from fedda.wire.packing import Arrays, Packed, pieces
 
 # A model whose weights are smaller than this, in the root of their mean square, counts as if they
 # were so large. A new head is small, and it grows by many times its norm in its first round.

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedda.config import Rule
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 
 Matrix = NDArray[np.floating]
 

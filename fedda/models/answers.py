@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.data import Reading, batches
 from fedda.models.networks import predict
 from fedda.models.saved import load

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedda.packing import Arrays
+from fedda.wire.packing import Arrays
 
 from .networks import Model
 

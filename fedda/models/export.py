@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fedda
 from fedda import models
-from fedda.config import REFUSE, Inputs
+from fedda.config.inputs import REFUSE, Inputs
 from fedda.errors import ModelError
 
 KEY = "fedda"  # key of the description in the metadata of an .onnx file

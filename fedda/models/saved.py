@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 import fedda
-from fedda.config import NETWORKS, REFUSE, Inputs, Missing, ModelConfig, Resize, window_of
+from fedda.config import NETWORKS, ModelConfig
+from fedda.config.inputs import REFUSE, Inputs, Missing, Resize, window_of
 from fedda.errors import ModelError
 from fedda.files import keeping
 

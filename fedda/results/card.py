@@ -7,8 +7,8 @@ from string import Template
 from typing import Any
 
 from fedda.halves import REFERENCE
-from fedda.packing import COUNTED
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
+from fedda.wire.packing import COUNTED
 
 from . import read
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedda import plugins
 from fedda.errors import ConfigError
-from fedda.results.plainly import PlainConsole
+from fedda.results.escaping import PlainConsole
 from fedda.results.read import Event, counted, printable
 from fedda.results.story import Key, Story, added, tell
 from fedda.settings import RunConfig

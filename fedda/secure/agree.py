@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedda.errors import SecureError
-from fedda.packing import SIGNATURE
+from fedda.wire.packing import SIGNATURE
 
 HALF = SIGNATURE // 2  # bytes of r, and of s: as many as the largest of NIST's curves needs
 SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)

@@ -8,7 +8,7 @@ A method's contract says what the server needs of the models that a part sends (
             them (`fedda.secure.seal`), and makes the mean
 
 From the phases of a method this module makes those that go through masks or seals. The halves of a
-channel are `strategies/channels.py` at the server and `clients/site/leaving.py` at a site.
+channel are `upload_channel.py` of `strategies` at the server and of `clients/site` at a site.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from typing import Any, Literal
 from fedda.config import Secure
 from fedda.errors import ConfigError
 from fedda.methods import Layouts, Method, Phase
-from fedda.packing import Kind, Manifest
 from fedda.wire import LOSS, REFUSED, SECONDS, Number, Part, Rule
+from fedda.wire.packing import Kind, Manifest
 
 from . import masks, seal
 

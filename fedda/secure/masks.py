@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedda.errors import NotFiniteError, SecureError
-from fedda.packing import KEY, PIECE, Arrays, Entry, Kind, Manifest, Packed, lay_out
+from fedda.wire.packing import KEY, PIECE, Arrays, Entry, Kind, Manifest, Packed, lay_out
 
 WEIGHT, LOSS = "sum:weight", "sum:loss"  # no network's entry has a colon in its name
 

@@ -1,6 +1,7 @@
 """Which settings of a training would not hide single examples, although it adds noise for that."""
 
-from fedda.config import OWN, REFUSE, Missing, ModelConfig, PrivacyConfig, TrainConfig
+from fedda.config import ModelConfig, PrivacyConfig, TrainConfig
+from fedda.config.inputs import OWN, REFUSE, Missing
 from fedda.errors import ConfigError
 from fedda.methods import Method
 

@@ -17,8 +17,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
 from fedda.errors import SecureError
-from fedda.packing import KEY, SIGNATURE, Entry, Kind, Manifest
 from fedda.secure.agree import SUITE, Own
+from fedda.wire.packing import KEY, SIGNATURE, Entry, Kind, Manifest
 
 LONGER = 48  # bytes by which a sealed model is longer than a plain one
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedda import plugins
-from fedda.config import Flat, Scalar
+from fedda.config.sections import Flat, Scalar
 from fedda.errors import ConfigError
 from fedda.halves import REFERENCE
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from fedda import config, plugins
+from fedda.config import inputs, sections
 from fedda.errors import ConfigError
 from fedda.methods import Stage, write_schedule
 from fedda.secure import hiding, noise
@@ -19,7 +20,7 @@ from .task import Task
 MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits behind the point
 
 
-class RunConfig(config.Section):
+class RunConfig(sections.Section):
     """All settings of a run."""
 
     method: str = config.DEFAULT
@@ -57,7 +58,7 @@ class RunConfig(config.Section):
         Raises:
             ConfigError: a key is unknown, or a value has the wrong type or range.
         """
-        tree = config.unflatten(flat)
+        tree = sections.unflatten(flat)
         if "options" in tree:  # a field of this class, not a setting
             raise ConfigError("There is no setting 'options'; see fedda settings.")
         section = tree.get("run")
@@ -66,10 +67,10 @@ class RunConfig(config.Section):
             if isinstance(name, str) and name and name != "none":
                 plugins.method(name)
         options = {
-            m: config.validate(plugins.method(m).config, tree.pop(m, {}), m)
+            m: sections.validate(plugins.method(m).config, tree.pop(m, {}), m)
             for m in plugins.methods()
         }
-        made = config.validate(cls, tree).model_copy(update={"options": options})
+        made = sections.validate(cls, tree).model_copy(update={"options": options})
         made.check()
         return made
 
@@ -292,13 +293,13 @@ class RunConfig(config.Section):
                 f"train.augment is {self.train.augment}, but the sites' examples are vectors of "
                 f"{shape[0]} numbers, not images; set it to none."
             )
-        if len(shape) == 3 and self.input.missing != config.REFUSE:
+        if len(shape) == 3 and self.input.missing != inputs.REFUSE:
             raise ConfigError(
                 f"input.missing is {self.input.missing}, which is for vectors, but the sites' "
-                f"examples are images; leave it {config.REFUSE}."
+                f"examples are images; leave it {inputs.REFUSE}."
             )
-        scales = config.scales_of(self.input.window)
-        if len(shape) == 3 and (scales or self.input.window == config.OWN):
+        scales = inputs.scales_of(self.input.window)
+        if len(shape) == 3 and (scales or self.input.window == inputs.OWN):
             raise ConfigError(
                 f"input.window is {self.input.window[:80]}, which is for vectors, but the sites' "
                 "examples are images; leave it empty, or give the values that become black and "
@@ -334,7 +335,7 @@ class RunConfig(config.Section):
             options=self.options[method],
         )
 
-    def flat(self) -> config.Flat:
+    def flat(self) -> sections.Flat:
         """Every setting under its dotted key, the methods' own sections included.
 
         Of the methods that other packages add it holds only those that are trained, as a machine
@@ -342,14 +343,14 @@ class RunConfig(config.Section):
         """
         methods = {*plugins.own_methods(), *self.trainings}
         options = {m: o.model_dump(by_alias=True) for m, o in self.options.items() if m in methods}
-        return config.flatten(self.model_dump(by_alias=True)) | config.flatten(options)
+        return sections.flatten(self.model_dump(by_alias=True)) | sections.flatten(options)
 
 
-def defaults() -> config.Flat:
+def defaults() -> sections.Flat:
     """Every key with its default, as repeated in the table `[tool.flwr.app.config]`."""
     made = RunConfig.parse({})
     every = {m: o.model_dump(by_alias=True) for m, o in made.options.items()}
-    return made.flat() | config.flatten(every)
+    return made.flat() | sections.flatten(every)
 
 
 # Settings that change no result: where results go, how long the server waits, and the like.
@@ -357,13 +358,13 @@ _FREE = ("run.dir", "run.name", "run.resume", "run.expect", "run.transport", "ru
 _FREE += ("track.", "exchange.join", "exchange.wait", "exchange.rejoin")
 
 
-def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> config.Flat:
+def lasting(flat: Mapping[str, Any], trained: Sequence[str]) -> sections.Flat:
     """The settings that can change the results of these methods."""
     others = tuple(f"{method}." for method in plugins.methods() if method not in trained)
     return {k: v for k, v in flat.items() if not k.startswith((*_FREE, *others))}
 
 
-def overrides(method: str, pairs: list[str]) -> config.Flat:
+def overrides(method: str, pairs: list[str]) -> sections.Flat:
     """Read `key=value` texts -> dotted keys; keys of the method need no `METHOD.` before them.
 
     Raises:
@@ -401,7 +402,7 @@ def seeds_of(text: str) -> list[int]:
     return seeds
 
 
-def named(method: str, values: Mapping[str, Any]) -> config.Flat:
+def named(method: str, values: Mapping[str, Any]) -> sections.Flat:
     """Settings by their names in a program -> dotted keys.
 
     Args:
@@ -424,7 +425,7 @@ def named(method: str, values: Mapping[str, Any]) -> config.Flat:
             raise ConfigError(f"'{full}' is given twice, also as '{name}'; give it once.")
         if isinstance(value, list | tuple):
             value = ",".join(map(str, value))
-        if not isinstance(value, config.Scalar):  # such as numpy's numbers
+        if not isinstance(value, sections.Scalar):  # such as numpy's numbers
             value = value.item() if hasattr(value, "item") else str(value)
         given[full] = value
     return given
@@ -435,7 +436,7 @@ def as_keyword(key: str) -> str:
     return key.replace(".", "_").replace("-", "_")
 
 
-def _unknown(key: str, method: str, known: Mapping[str, config.Scalar]) -> ConfigError:
+def _unknown(key: str, method: str, known: Mapping[str, sections.Scalar]) -> ConfigError:
     near = _near(key, [k.removeprefix(f"{method}.") for k in known])
     hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
     return ConfigError(f"There is no setting '{key}'{hint}")
@@ -450,7 +451,7 @@ def _near(key: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*ends, *alike]))[:3]
 
 
-def _read(key: str, text: str, like: config.Scalar) -> config.Scalar:
+def _read(key: str, text: str, like: sections.Scalar) -> sections.Scalar:
     """Convert a text to the type of the key's default."""
     if isinstance(like, bool):
         if text.lower() not in ("true", "false"):

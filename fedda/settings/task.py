@@ -9,12 +9,13 @@ from typing import Any, Self
 from pydantic import Field, field_validator
 
 from fedda import config, plugins
+from fedda.config import inputs, sections
 from fedda.errors import ConfigError
 from fedda.methods import Method, Stage, read_schedule
 from fedda.secure import hiding, noise
 
 
-class Task(config.Section):
+class Task(sections.Section):
     """One training, as its sites receive it."""
 
     run: str = Field(default="run", pattern=r"^[\w.-]+$")
@@ -26,10 +27,10 @@ class Task(config.Section):
     shape: str = Field(
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
-    resize: config.Resize = Field(default="stretch", description="how images come to that shape")
+    resize: inputs.Resize = Field(default="stretch", description="how images come to that shape")
     window: str = Field(default="", description="gray values that become black and white")
-    missing: config.Missing = Field(
-        default=config.REFUSE, description="what becomes of gaps in vectors"
+    missing: inputs.Missing = Field(
+        default=inputs.REFUSE, description="what becomes of gaps in vectors"
     )
     column_names: str = Field(default="", description="one line per column of tables of numbers")
     class_names: str = Field(default="", description="one line per class, in the labels' order")
@@ -56,7 +57,7 @@ class Task(config.Section):
     @field_validator("window")
     @classmethod
     def _is_window(cls, text: str) -> str:
-        config.window_of(text)
+        inputs.window_of(text)
         return text
 
     @property
@@ -126,7 +127,7 @@ class Task(config.Section):
     @property
     def suspect(self) -> str:
         """What of a site's data makes the training diverge or learn nothing; empty if nothing."""
-        return config.suspect(self.dims, self.window) if self.shape else ""
+        return inputs.suspect(self.dims, self.window) if self.shape else ""
 
     @property
     def about_model(self) -> dict[str, Any]:
@@ -134,10 +135,10 @@ class Task(config.Section):
         return {"config": self.model, **self.inputs._asdict()}
 
     @property
-    def inputs(self) -> config.Inputs:
+    def inputs(self) -> inputs.Inputs:
         """The shape of one input, and how images and vectors come to it."""
         columns = tuple(self.column_names.split("\n")) if self.column_names else ()
-        return config.Inputs(self.dims, self.resize, self.window, self.missing, columns)
+        return inputs.Inputs(self.dims, self.resize, self.window, self.missing, columns)
 
     @classmethod
     def parse(cls, flat: Mapping[str, Any]) -> Self:
@@ -147,10 +148,10 @@ class Task(config.Section):
             ConfigError: a key is unknown, a value is out of range, or the schedule does not end
                 with the training's last round.
         """
-        tree = config.unflatten(flat)
+        tree = sections.unflatten(flat)
         options = plugins.method(str(tree.get("method", ""))).config
-        tree["options"] = config.validate(options, tree.get("options", {}))
-        task = config.validate(cls, tree)
+        tree["options"] = sections.validate(options, tree.get("options", {}))
+        task = sections.validate(cls, tree)
         about = plugins.method(task.method)
         noise.check(about, task.privacy, task.model, task.train, task.window, task.missing)
         task.about.check_encoder(task.options, task.model)

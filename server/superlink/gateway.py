@@ -25,17 +25,17 @@ from fedda.ops import spawn, system
 from fedda.ops.address import Address
 from fedda.ops.flwr_home import OFFLINE
 
+from ..watching.console import Told
 from ..watching.live import Live
-from ..watching.told import Told
-from ..watching.watched import Watched
+from ..watching.status import Watched
+from .authentication import Guard
+from .fab_unpack import unpacked_first
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
-from .guard import Guard
 from .listener import Listener, ListenerLimits, Loop, Protocol
 from .port_owner import Local
+from .rejections import Nodes, Turned
 from .relay import Relay
 from .site_calls import SiteCalls
-from .turned import Nodes, Turned
-from .unpacked import unpacked_first
 from .waiting import Waiting
 
 TRAFFIC_EVERY_S = 2.0

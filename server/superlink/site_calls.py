@@ -16,10 +16,10 @@ from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
+from .authentication import Caller, Unwelcome
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, refuse
-from .guard import Caller, Unwelcome
 from .listener import CONNECTION
-from .turned import Turned
+from .rejections import Turned
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's

@@ -1,7 +1,7 @@
 """What a server tells those who watch it: reads only, changes nothing.
 
-watched   the sites and runs that the SuperLink knows
-live      the live page, its events and the metrics, at the operator's port
-metrics   what Prometheus asks for
-told      what the server's console says
+status   the sites and runs that the SuperLink knows
+live     the live page, its events and the metrics, at the operator's port
+metrics  what Prometheus asks for
+console  what the server's console says
 """

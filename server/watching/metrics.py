@@ -10,9 +10,9 @@ from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fedda.packing import COUNTED
 from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
+from fedda.wire.packing import COUNTED
 
 ROLES = ("source", "target", "unknown")
 OTHER = "other"

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from fedda.config import GuardConfig
 from fedda.maths.bounds import Peers, scaled, too_long
-from fedda.packing import Kind, Packed, pack
+from fedda.wire.packing import Kind, Packed, pack
 
-from .held import MODEL
+from .cached_models import MODEL
 from .replies import Reply
 
 MOST_HELD = 2**28  # bytes

@@ -9,10 +9,10 @@ from flwr.app import Message
 from fedda import records
 from fedda.errors import Code, FeddaError, public
 from fedda.maths.bounds import LEAST, NAMED, norm
-from fedda.packing import Kind, Manifest, Packed
 from fedda.wire import Part
+from fedda.wire.packing import Kind, Manifest, Packed
 
-from .held import MODEL, Held
+from .cached_models import MODEL, Held
 from .lengths import Lengths
 from .replies import Checks, Reply, with_cause
 from .roster import Node, Roster

@@ -11,8 +11,8 @@ from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import FeddaError, QuorumError, WireError
 from fedda.maths.bounds import Bounds
-from fedda.packing import Arrays, Kind, Manifest, Packed
 from fedda.wire import Part
+from fedda.wire.packing import Arrays, Kind, Manifest, Packed
 
 from .roster import Node, Roster
 

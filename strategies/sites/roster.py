@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn, cast
 
 from fedda import __version__
-from fedda.config import INDICATOR, InputConfig, categories_of, is_site_name
+from fedda.config import InputConfig, is_site_name
+from fedda.config.inputs import INDICATOR, categories_of
 from fedda.data.categories import coded
 from fedda.data.naming import LETTERS, can_be_brief, is_one_line, united, unlike
 from fedda.errors import DataError, RosterError

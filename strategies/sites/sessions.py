@@ -6,7 +6,7 @@ from fedda.errors import ConfigError
 from fedda.exchange import Group, Outliers, Session
 from fedda.exchange.masked import agreement
 from fedda.maths.bounds import LEAST
-from fedda.packing import Manifest
+from fedda.wire.packing import Manifest
 
 from .setup import Setup
 

@@ -8,8 +8,8 @@ from flwr.serverapp import Grid
 
 from fedda.config import ExchangeConfig, GuardConfig, WaitConfig
 from fedda.exchange import Session
-from fedda.packing import Manifest, Packed
 from fedda.settings import Task
+from fedda.wire.packing import Manifest, Packed
 
 from .mail import Mail
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fedda
 from fedda import data, models
 from fedda.cli import app
-from fedda.config import categories_of
+from fedda.config.inputs import categories_of
 from fedda.data import Reading, naming
 from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered
 from fedda.errors import ConfigError, DataError, FeddaError

@@ -12,7 +12,7 @@ import fedda
 from fedda import data, models
 from fedda.cli import app
 from fedda.cli.its_files import OPTIONS
-from fedda.config import Inputs
+from fedda.config.inputs import Inputs
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Reading, naming
 from fedda.errors import ConfigError, DataError, FeddaError

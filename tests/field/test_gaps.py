@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 import fedda
 from fedda import data, models
 from fedda.cli import app
-from fedda.config import Inputs, Missing, ModelConfig
+from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs, Missing
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
 from fedda.errors import ConfigError, DataError, FeddaError

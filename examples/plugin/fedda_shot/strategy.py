@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from flwr.app import Message
 
 from fedda.errors import QuorumError
-from fedda.packing import Arrays
 from fedda.strategies.base import Numbers
 from fedda.strategies.fedavg import FedAvg
+from fedda.wire.packing import Arrays
 
 
 class SHOT(FedAvg):

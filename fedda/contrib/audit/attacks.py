@@ -14,13 +14,13 @@ from rich.text import Text
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
-from fedda.config import unflatten, validate
+from fedda.config.sections import unflatten, validate
 from fedda.contrib.audit import prove
 from fedda.contrib.audit.finding import FINDINGS, HEADS, Audit
 from fedda.errors import DataError, FeddaError, RunError
 from fedda.files import replacing
 from fedda.halves import load as load_folder
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not

@@ -50,7 +50,8 @@ from fedda.adversarial.discriminators import (
     set_gradient,
 )
 from fedda.adversarial.lazy import protect
-from fedda.config import TrainConfig, steps_per_window, unflatten, validate
+from fedda.config import TrainConfig, steps_per_window
+from fedda.config.sections import unflatten, validate
 from fedda.errors import ConfigError, DataError
 from fedda.methods import Extent, Method
 from fedda.models import Model, as_inputs, evaluating

@@ -16,7 +16,7 @@ from fedda.errors import ConfigError
 from fedda.files import writing
 from fedda.halves import load
 from fedda.results import read
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 ABOVE = 4  # exit code: a figure is above a threshold of the policy
 

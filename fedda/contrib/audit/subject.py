@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedda import data, models
-from fedda.config import PrivacyConfig, TrainConfig, unflatten, validate
+from fedda.config import PrivacyConfig, TrainConfig
+from fedda.config.sections import unflatten, validate
 from fedda.errors import ConfigError, DataError, ModelError
 from fedda.halves import load
 from fedda.models import Model

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedda.cli.data import bar, degrees
 from fedda.cli.exits import clear_exit
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.contrib.benchmarks.common import Benchmark

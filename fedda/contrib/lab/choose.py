@@ -12,7 +12,7 @@ from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
 from fedda.halves import REFERENCE
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 if TYPE_CHECKING:
     from fedda.contrib.lab.comparison import Plan, Variant

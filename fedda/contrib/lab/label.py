@@ -9,7 +9,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.errors import ConfigError
-from fedda.results.plainly import cell, echo
+from fedda.results.escaping import cell, echo
 from fedda.results.read import model_file
 
 if TYPE_CHECKING:

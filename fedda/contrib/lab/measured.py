@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.contrib.lab.comparison import Cell, Plan, Variant
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.read import counted, model_file, printable
 
 from .labelled import Interval, Labels, differ, interval

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
-from fedda.data import room
+from fedda.data import decompression_limits
 from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
 from fedda.data.pixels import Header
@@ -87,7 +87,7 @@ def image(file: Content, window: Window | None) -> Image.Image:
     """
     found = _parsed(file, (*_LOOK, "PixelData"))
     about = _seen(found, file)
-    with room.alone(about.width * about.height):
+    with decompression_limits.alone(about.width * about.height):
         pixels = _decoded(found, file)
         if about.scale is None:
             if pixels.dtype != np.uint8:
@@ -152,12 +152,14 @@ def _inflated(pydicom: Any, stream: BinaryIO, names: tuple[str, ...], file: Cont
         found.file_meta = about
         return found
 
-    found = read(room.SMALL, pixels=False)
+    found = read(decompression_limits.SMALL, pixels=False)
     if "PixelData" not in names:
         return found
     seen = _seen(found, file)
     values = seen.width * seen.height * seen.channels
-    return read(room.SMALL + values * min(int(found.BitsAllocated), 32) // 8, pixels=True)
+    return read(
+        decompression_limits.SMALL + values * min(int(found.BitsAllocated), 32) // 8, pixels=True
+    )
 
 
 def _seen(found: Any, file: Content) -> Header:
@@ -168,7 +170,7 @@ def _seen(found: Any, file: Content) -> Header:
         scale, own = _scale(found) if kind in _GRAY else (None, False)
     except Exception:  # a value that is missing or no number
         raise _unreadable(file) from None
-    room.check_pixels(file, width, height, max(1, frames))
+    decompression_limits.check_pixels(file, width, height, max(1, frames))
     bits = int(found.BitsStored)
     odd = ""
     if found.get("ModalityLUTSequence"):

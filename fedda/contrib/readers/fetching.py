@@ -8,7 +8,7 @@ import typer
 from fedda.cli.data import TestShareOption
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import ColumnsOption
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 
 
 def hub(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedda.data import npy, room
+from fedda.data import decompression_limits, npy
 from fedda.data.npz import Npz
 from fedda.data.optional import needed
 from fedda.errors import DataError
@@ -79,9 +79,9 @@ class Hdf5(Npz):
         for i in range(found.id.get_num_chunks()):
             its = found.id.get_chunk_info(i)
             packed = its.size
-            if _GZIP in filters and room.grows(_DEFLATES * packed, 0):
+            if _GZIP in filters and decompression_limits.grows(_DEFLATES * packed, 0):
                 content = found.id.read_direct_chunk(its.chunk_offset)[1]
-                packed = room.inflated(content, zlib.MAX_WBITS, 2 * chunk)
+                packed = decompression_limits.inflated(content, zlib.MAX_WBITS, 2 * chunk)
             if packed > 2 * chunk:
                 raise DataError(
                     f"{key} in {self.path} has a chunk that is not of its size: the file is "

@@ -8,7 +8,7 @@ import typer
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
-from fedda.results.plainly import PlainConsole, echo
+from fedda.results.escaping import PlainConsole, echo
 
 PICTURE, PAGE = "report.png", "report.html"
 

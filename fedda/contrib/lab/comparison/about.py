@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda import plugins
-from fedda.results.plainly import markdown
+from fedda.results.escaping import markdown
 from fedda.results.progress import clock
 from fedda.results.read import counted
 from fedda.settings import defaults, lasting

@@ -7,7 +7,7 @@ from typing import Any, Self
 from rich.console import Console, Group
 from rich.text import Text
 
-from fedda.results.plainly import PlainConsole
+from fedda.results.escaping import PlainConsole
 from fedda.results.progress import OnTerminal, bar, clock
 from fedda.results.read import counted, printable
 

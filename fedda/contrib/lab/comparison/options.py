@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Literal
 
 from fedda import plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.data import Reading, domains
 from fedda.errors import ConfigError, RunError
 from fedda.halves import load
 from fedda.library.simulated import poison_of
 from fedda.ops import system
 from fedda.ops.engines import check_engine
-from fedda.results.plainly import echo
+from fedda.results.escaping import echo
 from fedda.settings import overrides, presets, seeds_of
 
 from .plan import Plan

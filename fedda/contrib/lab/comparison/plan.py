@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedda import plugins
-from fedda.config import Flat
+from fedda.config.sections import Flat
 from fedda.data import Reading, describe
 from fedda.data.form import AS_IT_IS
 from fedda.errors import DataError, RunError

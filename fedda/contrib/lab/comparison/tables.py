@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from fedda.results.plainly import cell, in_table, markdown
+from fedda.results.escaping import cell, in_table, markdown
 from fedda.results.read import counted
 
 from .plan import Score

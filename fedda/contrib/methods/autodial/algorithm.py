@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.errors import ConfigError
 from fedda.maths.average import STATISTICS
 from fedda.maths.schedule import Late, growth

@@ -9,9 +9,9 @@ import numpy as np
 from flwr.app import Message
 
 from fedda.errors import QuorumError
-from fedda.packing import Arrays
 from fedda.strategies.base import Numbers
 from fedda.strategies.fedavg import FedAvg
+from fedda.wire.packing import Arrays
 
 from .algorithm import LOWEST, moment_of
 

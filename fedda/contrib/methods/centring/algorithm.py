@@ -23,8 +23,8 @@ from torch import Tensor
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Entry, Kind, Manifest
 from fedda.wire import MODEL, SECONDS, Part, Rule
+from fedda.wire.packing import Entry, Kind, Manifest
 
 
 class Config(fedavg.Config):

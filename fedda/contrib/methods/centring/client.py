@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from fedda import packing
 from fedda.clients import fedavg
 from fedda.clients.base import Client
 from fedda.clients.site.request import Numbers, Request
-from fedda.clients.site.state import Kept
+from fedda.clients.site.state import SiteState
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError
-from fedda.packing import Kind, Packed
+from fedda.wire import packing
+from fedda.wire.packing import Kind, Packed
 
 from . import algorithm as centring
 
@@ -55,7 +55,7 @@ class Target(Client):
         """
         told = self.workspace.recall(self.task, ONCE, MEANS)
         if told is None:
-            told = Kept(self._means())
+            told = SiteState(self._means())
             self.workspace.remember(self.task, ONCE, MEANS, told)
         self.means = {name: told.tensors[name].numpy() for name in ("mu", "known")}
         return {}

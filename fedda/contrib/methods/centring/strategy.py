@@ -2,8 +2,8 @@
 
 from flwr.app import Message
 
-from fedda.packing import Packed
 from fedda.strategies.fedavg import FedAvg
+from fedda.wire.packing import Packed
 
 from . import algorithm as centring
 

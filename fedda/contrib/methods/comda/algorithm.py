@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedda.algorithms import shot
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.contrib.methods.decision import algorithm as decision
 from fedda.methods import Method
 

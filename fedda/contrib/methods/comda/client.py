@@ -14,11 +14,11 @@ from fedda import models
 from fedda.clients import shot as clients
 from fedda.clients.shared.side_by_side import NAMES, fill, parts_of
 from fedda.clients.site.request import Numbers, Request
-from fedda.clients.site.state import Kept
+from fedda.clients.site.state import SiteState
 from fedda.contrib.methods.decision.algorithm import WEIGHT
 from fedda.maths import mixup
 from fedda.models import Model
-from fedda.packing import Arrays, Kind, Packed, pack
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from . import algorithm as comda
 
@@ -48,15 +48,15 @@ class Oracles:
         self.names, self.model = list(names), self._make(len(names))
         self.model.load_state_dict(state)
 
-    def put_down(self) -> Kept:
+    def state_dict(self) -> SiteState:
         """Return the models, the sum and how often they were asked."""
-        kept = Kept(about={NAMES: self.names, ASKED: self.asked})
+        kept = SiteState(about={NAMES: self.names, ASKED: self.asked})
         kept.put("module", self.model.state_dict())
         kept.put("sum", {} if self.Z is None else {"Z": self.Z})
         return kept
 
-    def take_up(self, kept: Kept, device: torch.device) -> None:
-        """Continue from a state that `put_down` returned."""
+    def load_state_dict(self, kept: SiteState, device: torch.device) -> None:
+        """Continue from a state that `state_dict` returned."""
         self.load(kept.about[NAMES], kept.get("module"))
         self.asked, self.Z = kept.about[ASKED], kept.get("sum").get("Z")
 
@@ -82,7 +82,7 @@ class Target(clients.Target):
             self.model, self.names = self.side_by_side(len(NETWORKS)), NETWORKS
             fill(self.model, self.workspace.model, [self.first(), self.second()])
             self.initialise()
-        self.stays("oracles", self.oracles, strict=True)
+        self.register_state("oracles", self.oracles, strict=True)
 
     def usable(self, arrays: dict[str, Packed]) -> dict[str, Packed]:
         """Leave out the model from which networks begin, and what SHOT leaves out."""

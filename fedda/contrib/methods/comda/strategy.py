@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from flwr.app import Message
 
 from fedda.contrib.methods.decision.strategy import DECISION
-from fedda.packing import Arrays, Packed
 from fedda.strategies.base import Numbers
+from fedda.wire.packing import Arrays, Packed
 
 
 class CoMDA(DECISION):

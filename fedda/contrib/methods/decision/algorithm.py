@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedda.algorithms import shot
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.maths.ensemble import Weights
 from fedda.methods import Hop, Method
 from fedda.wire import Number, Rule

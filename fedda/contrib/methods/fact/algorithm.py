@@ -26,11 +26,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedda.algorithms import fedavg
-from fedda.config import Scalar, Section
+from fedda.config.sections import Scalar, Section
 from fedda.maths.mixture import Surest
 from fedda.methods import Hop, Method, Phase
-from fedda.packing import Kind, Manifest
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Part, Rule
+from fedda.wire.packing import Kind, Manifest
 
 Softmax = Literal["once", "twice"]
 

@@ -17,12 +17,12 @@ from fedda import models
 from fedda.clients import fedavg
 from fedda.clients.base import Client
 from fedda.clients.site import state
-from fedda.clients.site.memory import Network
 from fedda.clients.site.request import Numbers, Request
+from fedda.clients.site.workspace import Network
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
-from fedda.packing import Packed
 from fedda.train import learning_rate, make_optimizer
+from fedda.wire.packing import Packed
 
 from . import algorithm as fact
 
@@ -69,7 +69,7 @@ class Target(Client):
         C1 = self.model.head
         kept = None if self.options.answer == "mean" else Answer(self.both())
         if kept is not None:
-            self.stays(ANSWER, kept)
+            self.register_state(ANSWER, kept)
         C2 = copy.deepcopy(C1)
         came = self.request.arrays["head"].unpack()
         C2.load_state_dict({n.removeprefix("head."): torch.tensor(a) for n, a in came.items()})
@@ -132,15 +132,15 @@ class Answer(Network):
         state["head.alpha"] = self.module.get_buffer("head.alpha")
         self.module.load_state_dict(state)
 
-    def put_down(self) -> state.Kept:
+    def state_dict(self) -> state.SiteState:
         """Return weights and the discrepancy."""
-        kept = super().put_down()
+        kept = super().state_dict()
         kept.about["discrepancy"] = self.discrepancy
         return kept
 
-    def take_up(self, kept: state.Kept, device: torch.device) -> None:
+    def load_state_dict(self, kept: state.SiteState, device: torch.device) -> None:
         """Continue from that state."""
-        super().take_up(kept, device)
+        super().load_state_dict(kept, device)
         self.discrepancy = float(kept.about["discrepancy"])
 
 
@@ -153,7 +153,9 @@ def half_optimizer(client: Client, half: nn.Module) -> optim.Optimizer:
     rate = learning_rate(train, request.round, client.task.rounds)
     optimizer = make_optimizer(groups_of(model, half, rate), train, rate)
     if train.carry_momentum:
-        client.stays("optimizer", Network(nn.Module(), optimizer))  # without the half's weights
+        client.register_state(
+            "optimizer", Network(nn.Module(), optimizer)
+        )  # without the half's weights
     return client.paced(optimizer)
 
 

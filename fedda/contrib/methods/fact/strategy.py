@@ -10,10 +10,10 @@ from flwr.app import Message
 
 from fedda.errors import ConfigError, QuorumError
 from fedda.maths.average import RunningMean, heads_of
-from fedda.packing import Arrays, Kind, Packed, pack
 from fedda.strategies.base import FedDA, Numbers
 from fedda.strategies.sites.roster import Node
 from fedda.train import generator
+from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from .algorithm import is_head
 

@@ -26,10 +26,10 @@ from pydantic import Field, field_validator
 
 from fedda.adversarial.discriminators import CLIPPED, Reversal
 from fedda.algorithms import fedavg
-from fedda.config import Scalar
+from fedda.config.sections import Scalar
 from fedda.methods import Method, Phase
-from fedda.packing import Entry, Kind, Manifest
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Number, Part, Rule
+from fedda.wire.packing import Entry, Kind, Manifest
 
 
 class Config(fedavg.Config):

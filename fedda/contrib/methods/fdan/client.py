@@ -16,8 +16,8 @@ from fedda.clients.site.request import Numbers
 from fedda.exchange import Group, Stream
 from fedda.maths import fourier
 from fedda.models import evaluating
-from fedda.packing import Packed
 from fedda.train import generator
+from fedda.wire.packing import Packed
 
 
 class Member(fdann.Member):
@@ -34,7 +34,7 @@ class Member(fdann.Member):
         self.W = W.to(self.device)
         super().join(stream)
 
-    def take_up(self, sync: LazySync, group: Group, came: Packed | None) -> Witness:
+    def copy_of(self, sync: LazySync, group: Group, came: Packed | None) -> Witness:
         """Make this site's part in one witness, new or as received."""
         witness = Witness(sync)
         if came is not None:

@@ -9,12 +9,12 @@ from typing import ClassVar
 from flwr.app import Message
 
 from fedda.errors import QuorumError
-from fedda.packing import Arrays, Kind, pack
 from fedda.strategies.base import Numbers
 from fedda.strategies.fdann import FDANN
 from fedda.strategies.fedavg import FedAvg
 from fedda.strategies.sites.replies import Reply
 from fedda.strategies.sites.roster import Node
+from fedda.wire.packing import Arrays, Kind, pack
 
 
 class FDAN(FDANN):

@@ -1,7 +1,7 @@
 """How a site's model leaves it: as it is, under masks, or sealed, as the request's contract says.
 
 `of` is called before anything is trained: a site that would not be hidden does no work. The other
-halves are `strategies/channels.py` at the server and `fedda.secure.hiding`.
+halves are `strategies/upload_channel.py` at the server and `fedda.secure.hiding`.
 """
 
 import time
@@ -10,10 +10,10 @@ from typing import Any
 
 from fedda import models
 from fedda.models import Model
-from fedda.packing import Kind, Packed
 from fedda.wire import LOSS
+from fedda.wire.packing import Kind, Packed
 
-from . import tested
+from . import output_privacy
 from .memory import Site
 from .request import Numbers, Request
 from .sealed import Received
@@ -50,7 +50,7 @@ class UnderMasks(AsItIs):
         self, model: Model, arrays: dict[str, Packed], numbers: Numbers
     ) -> tuple[dict[str, Packed], Numbers]:
         """Mask the model in full precision."""
-        loss = tested.rounded(LOSS, numbers.pop("loss", 0.0))  # no door sees it hidden
+        loss = output_privacy.rounded(LOSS, numbers.pop("loss", 0.0))  # no door sees it hidden
         whole, examples = models.to_arrays(model), self.site.examples
         masked = self.site.summed.hide(self.request, self._seeds, whole, loss, examples)
         return {"masked": masked}, numbers

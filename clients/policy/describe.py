@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from .budget import Spent
 from .rules import SPARE, Names, Policy, named
-from .spent import Spent
 
 IMAGES = '["digit-cnn", "resnet*", "efficientnet*"]'
 VECTORS = '["identity", "mlp"]'

@@ -24,10 +24,10 @@ from fedda import __version__, records
 from fedda.errors import Code, WireError
 from fedda.exchange import Stream
 from fedda.ops.chain import Chain
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 from ..site.request import HEADING, Request
-from .compared import AUDIT
+from .reconcile import AUDIT
 
 SHAPES = 1000  # of one array; a request could name any number
 PLACE = ("run", "training", *HEADING)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedda.errors import ForgottenError, WireError
-from fedda.packing import Packed, shown
+from fedda.wire.packing import Packed, shown
 
 Arrays = dict[str, Packed]
 

@@ -5,7 +5,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from fedda.adversarial import critic_mean
+from fedda.adversarial import critic_estimate
 
 from .shared_discriminator import Copy
 
@@ -39,7 +39,9 @@ class Overheard:
         *_, W, b = self._copy.DI.parameters()
         last = W.numel() + b.numel()
         path = torch.stack([*w, self._weights()])
-        return critic_mean.told(path, -torch.stack(g), last, v.cpu())  # a source's half is minus it
+        return critic_estimate.told(
+            path, -torch.stack(g), last, v.cpu()
+        )  # a source's half is minus it
 
     def _hear(self, g: Tensor) -> None:
         self._heard.append((self._travelling.popleft(), g.double()))

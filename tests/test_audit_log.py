@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from typer.testing import CliRunner
 
 from clients.node.resident import Resident
-from clients.policy import compared
-from clients.policy.trail import Trail
+from clients.policy import reconcile
+from clients.policy.audit_log import Trail
 from fedda import records
 from fedda.cli import app
 from fedda.errors import Code
@@ -280,11 +280,11 @@ def test_a_hash_that_only_one_side_has_is_named() -> None:
         {"event": "received", "site": "anna", "run_id": 1, "sha256": "b"},
         {"event": "sent", "site": "bert", "run_id": 1, "sha256": "c"},
     ]
-    assert compared.compare("anna", here, there) == (2, [])
-    both, odd = compared.compare("anna", here, there[:1])
+    assert reconcile.compare("anna", here, there) == (2, [])
+    both, odd = reconcile.compare("anna", here, there[:1])
     assert both == 1 and odd[0].startswith("a reply of this site (hash b) is in this site's log")
-    both, odd = compared.compare("anna", here[1:], there)
+    both, odd = reconcile.compare("anna", here[1:], there)
     assert both == 1 and odd[0].endswith("in the server's record, but not in this site's log")
     twice = [*there, there[1]]
-    assert compared.compare("anna", here, twice)[0] == 2
-    assert len(compared.compare("anna", here, twice)[1]) == 1
+    assert reconcile.compare("anna", here, twice)[0] == 2
+    assert len(reconcile.compare("anna", here, twice)[1]) == 1

@@ -4,7 +4,7 @@
     Rule       the arrays and numbers that one direction may carry; all others are refused
     Part       what a site does in one hop of a round: the rules for its request and its reply
 
-How arrays are laid out in bytes, and the kinds of them, is `fedda.packing`.
+How arrays are laid out in bytes, and the kinds of them, is `fedda.wire.packing`.
 """
 
 import math

@@ -32,15 +32,15 @@ from fedda.flower import (
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
-from server.attendance import Sites
 from server.journal import Journal
-from server.superlink import guard, port_owner, registered
+from server.presence import Sites
+from server.superlink import authentication, port_owner, registered
+from server.superlink.authentication import Caller, Guard, Unwelcome, Used
 from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
-from server.superlink.guard import Caller, Guard, Unwelcome, Used
 from server.superlink.listener import CONNECTION, Listener, ListenerLimits, neighbours
 from server.superlink.registered import RegisteredKey
+from server.superlink.rejections import Turned
 from server.superlink.site_calls import RefusedCall, SiteCalls
-from server.superlink.turned import Turned
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
 
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -51,7 +51,7 @@ Headers = list[tuple[bytes, bytes]]
 def signed(age: float = 0.0) -> Headers:
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().encode()
     values = (base64.b64encode(PUBLIC), base64.b64encode(sign_message(KEY, stamp)), stamp)
-    return list(zip(guard.HEADERS, values, strict=True))
+    return list(zip(authentication.HEADERS, values, strict=True))
 
 
 def refusal(made: Guard, headers: Headers) -> str:
@@ -71,7 +71,7 @@ def test_a_signature_counts_once_and_a_revoked_key_not_at_all(
     assert refusal(made, headers) == "replay"
     assert isinstance(made.caller(signed()), Caller)
     nodes.clear()
-    monkeypatch.setattr(guard, "KNOWN_S", 0)
+    monkeypatch.setattr(authentication, "KNOWN_S", 0)
     made._known.clear()
     assert refusal(made, signed()) == "unknown"
     made = Guard(nodes.get, revoked=PUBLIC.__eq__)
@@ -101,7 +101,7 @@ def test_headers_that_are_missing_doubled_or_no_values_are_no_signature() -> Non
 def test_a_bounded_number_of_signatures_is_remembered_and_none_counts_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guard, "KEPT", 100)
+    monkeypatch.setattr(authentication, "KEPT", 100)
     used = Used()
     taken = [n for n in range(1000) if used.take(n, 5000.0 + n, 5000.0 + n)]
     assert taken == list(range(1000))
@@ -114,7 +114,7 @@ def test_signatures_that_are_too_old_are_forgotten_before_they_are_many() -> Non
     used = Used()
     for n in range(20_000):
         assert used.take(n, 1 + n / 10, 1 + n / 10)
-        assert len(used.times) <= 1.25 * 10 * guard.OLDEST + guard.FEW
+        assert len(used.times) <= 1.25 * 10 * authentication.OLDEST + authentication.FEW
     assert not used.take(19_000, 1901.0, 2001.0)
     assert used.floor == 0
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from fedda import models
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.results.plainly import PlainConsole, cell, visible
+from fedda.results.escaping import PlainConsole, cell, visible
 from tests.test_fuzz import joined, split
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedda.adversarial.critic_mean import means_at_the_end, told
+from fedda.adversarial.critic_estimate import means_at_the_end, told
 from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,

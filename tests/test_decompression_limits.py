@@ -13,7 +13,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
 
 from fedda import data
 from fedda.contrib.readers import dicom
-from fedda.data import columns, pixels, room
+from fedda.data import columns, decompression_limits, pixels
 from fedda.data.form import Form
 from fedda.errors import DataError
 from tests.fuzzing import peak
@@ -217,5 +217,5 @@ def test_pages_of_a_tiff_file_and_its_size_are_told_by_its_header(tmp_path: Path
 def test_a_stream_is_measured_in_little_memory() -> None:
     packed = zlib.compress(bytes(64 * 2**20))
     with peak(20):
-        assert room.inflated(packed, zlib.MAX_WBITS, float("inf")) == 64 * 2**20
-        assert room.inflated(packed, zlib.MAX_WBITS, 10) < 3 * 2**20
+        assert decompression_limits.inflated(packed, zlib.MAX_WBITS, float("inf")) == 64 * 2**20
+        assert decompression_limits.inflated(packed, zlib.MAX_WBITS, 10) < 3 * 2**20

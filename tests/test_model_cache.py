@@ -9,12 +9,13 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from clients.site.memory import resident
-from clients.site.shelf import Shelf
-from fedda import packing, records
+from clients.site.model_cache import Shelf
+from fedda import records
 from fedda.errors import Code, ForgottenError, WireError
-from fedda.packing import Kind
+from fedda.wire import packing
+from fedda.wire.packing import Kind
 from strategies.base import FedDA
-from strategies.sites.held import Held
+from strategies.sites.cached_models import Held
 from tests.local_grid import SOURCES, Node, ScriptedGrid, run, stop_after
 
 ROUNDS = 4

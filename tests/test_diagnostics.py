@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedda.results.doubts import doubts
+from fedda.results.diagnostics import doubts
 from tests.local_grid import FAST, Node, run
 
 

@@ -23,9 +23,9 @@ from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RunningMean
 from fedda.maths.robust import RobustMean, least_for
 from fedda.methods import Phase
-from fedda.packing import Arrays, Packed
 from fedda.secure.hiding import sending_hop
 from fedda.secure.masks import FixedPoint, MaskedSum, narrow
+from fedda.wire.packing import Arrays, Packed
 
 from .sites.mail import Mail
 from .sites.post import Post

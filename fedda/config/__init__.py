@@ -7,25 +7,16 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 
 import math
 import re
-import unicodedata
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    ValidationError,
     field_validator,
 )
 
-from fedda.errors import ConfigError
+from fedda.config.inputs import REFUSE, Missing, Resize, categories_of, window_of
+from fedda.config.sections import Section
 
-Scalar = bool | int | float | str
-Flat = dict[str, Scalar]
-S = TypeVar("S", bound=BaseModel)
-
-WHOLE = re.compile(r"\d+(\.0*)?")  # a number's text; with a gap in its column, 1 becomes 1.0
 DEFAULT = "kd3a"  # the method of a run that names none
 # Networks of fedda itself; other packages can add more (`fedda.plugins`).
 SMALL = ("digit-cnn", "lenet", "mlp", "identity")
@@ -43,64 +34,6 @@ LEAST_LIPSCHITZ = 0.5  # a smaller bound would wipe the weights after each step
 WIDEST = 100_000  # units of a layer: a server must not make a site run out of memory
 # Augmentations of fedda itself; other packages can add more.
 AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
-
-
-Resize = Literal["stretch", "crop"]  # how images come to a size (`fedda.data.form.Form`)
-Missing = Literal["refuse", "mean", "median", "indicator"]  # what becomes of gaps in vectors
-REFUSE: Missing = "refuse"
-INDICATOR: Missing = "indicator"
-
-
-class Inputs(NamedTuple):
-    """What a model takes, and how a site's images and vectors come to it: a run's `input`.
-
-    Attributes:
-        shape: of one input, (channels, H, W) or (d,); with `indicator`, d counts both columns.
-        resize: how images come to that size.
-        window: the gray values that become black and white, or how vectors are scaled.
-        missing: what becomes of gaps in vectors.
-        columns: names of the columns of vectors (`fedda.data.naming.brief`); none: not known.
-    """
-
-    shape: tuple[int, ...]
-    resize: Resize = "stretch"
-    window: str = ""
-    missing: Missing = REFUSE
-    columns: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> dict[str, Any]:
-        """What is not as it is by default, but for the shape: what a model's file says of it."""
-        told = {name: getattr(self, name) for name in self._field_defaults}
-        return {n: value for n, value in told.items() if value != self._field_defaults[n]}
-
-
-class Section(BaseModel):
-    """A frozen group of settings; unknown keys are refused.
-
-    The text below a setting, or `description` of its Field, says what it means.
-    """
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=lambda name: name.replace("_", "-"),
-        populate_by_name=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Join the lines of each setting's text."""
-        super().__pydantic_init_subclass__(**kwargs)
-        for field in cls.model_fields.values():
-            if field.description:
-                field.description = " ".join(field.description.split())
-
-    def flat(self) -> Flat:
-        """Every setting under its dotted key."""
-        return flatten(self.model_dump(by_alias=True))
 
 
 class InputConfig(Section):
@@ -457,165 +390,7 @@ class TrackSection(Section):
     """curves for TensorBoard in each training's folder"""
 
 
-OWN = "own"  # the `input.window` of vectors that each site scales by itself
-
-
-def suspect(shape: Sequence[int], window: str) -> str:
-    """What of a site's data makes trainings diverge or learn nothing, in words; empty if nothing.
-
-    Args:
-        shape: of one input.
-        window: `input.window`.
-    """
-    if len(shape) == 1 and (window == OWN or scales_of(window)):
-        return ""
-    vectors = len(shape) == 1
-    odd = "vectors in raw units" if vectors else "images that use a small part of their range"
-    way = "input.window=own mends them" if vectors else "how to mend them"
-    return f"{odd} do that, too: `fedda data check` at a site says whether it has such, and {way}"
-
-
-LARGEST = 1e30  # mean or deviation of a column
-
-
-def scales_of(window: str) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of columns, by name, from `age=54/9, chol=240/50`; of other windows none.
-
-    Raises:
-        ValueError: it is no such list, but has a =.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for part in window.split(",") if "=" in window else ():
-        column, _, scale = part.strip().rpartition("=")
-        try:
-            mean, deviation = map(float, scale.split("/"))
-        except ValueError:
-            mean = deviation = math.nan
-        # Of float32's range, so that what is scaled is neither 0 nor infinite.
-        usable = abs(mean) < LARGEST and 1 / LARGEST < deviation < LARGEST
-        if not column or column in found or not usable:
-            raise ValueError("give the mean and deviation of each column, as age=54/9, chol=240/50")
-        found[column] = mean, deviation
-    return found
-
-
-BITS = re.compile(r"([89]|1[0-6]) bits")  # an `input.window` as `--gray-bits` says it at a site
-
-
-def window_of(text: str) -> tuple[float, float] | None:
-    """The values that become black and white, from `low,high`; None if it says no such values.
-
-    Raises:
-        ValueError: it is no window, or low is not below high.
-    """
-    if not text or text == OWN or BITS.fullmatch(text) or scales_of(text):
-        return None
-    parts = text.split(",") if len(text) <= 64 else []
-    try:
-        low, high = map(float, parts)
-    except ValueError:
-        raise ValueError("give two numbers, low,high, such as 0,4095") from None
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError("low must be below high, and both finite")
-    return low, high
-
-
-def categories_of(text: str) -> dict[str, tuple[str, ...]]:
-    """The values of columns, by name, from `sex=female/f|male/m, thal=normal|fixed|reversible`.
-
-    Raises:
-        ValueError: it is no such list.
-    """
-    found: dict[str, tuple[str, ...]] = {}
-    for part in text.split(",") if text.strip() else ():
-        column, _, values = (each.strip() for each in part.partition("="))
-        several = tuple(each.strip() for each in values.split("|"))
-        every = [name for value in several for name in {*map(plain, spellings(value))}]
-        alike = len(every) > len({*every}) or "" in every
-        if not column or column in found or len(several) < 2 or alike:
-            raise ValueError(
-                "give each column once, with two or more different values (case, spaces and zeros "
-                "make no difference), as sex=female|male, thal=normal|fixed|reversible"
-            )
-        found[column] = several
-    return found
-
-
-def spellings(*values: str) -> list[str]:
-    """How values of `input.categories` may be written in files: as a whole, or as each part."""
-    return [name for value in values for name in (value, *value.split("/"))]
-
-
-def plain(name: str) -> str:
-    """A name without case, spaces and zeros, and with accents in one way of several to write them.
-
-    So of whole numbers that are one and the same there is one name.
-    """
-    text = "".join(unicodedata.normalize("NFC", name).lower().split())
-    return text.partition(".")[0].lstrip("0") or "0" if WHOLE.fullmatch(text) else text
-
-
 def is_site_name(name: str) -> bool:
     """Whether a name can be used in array names, file names and one-line messages."""
     plain = name.isprintable() and "/" not in name and not name.startswith(".")
     return plain and 1 <= len(name) <= 64
-
-
-def validate(section: type[S], tree: Any, prefix: str = "") -> S:
-    """Build a section; turn pydantic's report of an error into one sentence.
-
-    What a part of it lacks comes from the section's default of this part, not from its class.
-    """
-    try:
-        return section.model_validate(_with_defaults(section, tree))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join([prefix, *map(str, first["loc"])]).lstrip(".")
-        if first["type"] == "extra_forbidden":
-            raise ConfigError(f"There is no setting '{key}'; see fedda settings.") from None
-        raise ConfigError(
-            f"{key} is {first['input']!r}, which cannot be: {_reason(first['msg'])}."
-        ) from None
-
-
-def _reason(text: str) -> str:
-    """What pydantic says of an error, without its name for errors of our own checks."""
-    return text.removeprefix("Value error, ")
-
-
-def _with_defaults(section: type[S], tree: Any) -> Any:
-    if not isinstance(tree, Mapping):
-        return tree
-    whole = dict(tree)
-    for name, field in section.model_fields.items():
-        key = field.alias or name
-        if isinstance(field.default, Section) and isinstance(whole.get(key), Mapping):
-            whole[key] = field.default.model_dump(by_alias=True) | dict(whole[key])
-    return whole
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
-    """Turn nested tables into one table with dotted keys."""
-    flat: Flat = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn one table with dotted keys into nested tables."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *path, leaf = key.split(".")
-        node = tree
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"'{key}' is given beside a value for '{part}' itself.")
-        if leaf in node:
-            raise ConfigError(f"'{key}' is given beside values for keys below it.")
-        node[leaf] = value
-    return tree

@@ -14,8 +14,8 @@ from fedda.data.form import Form
 from fedda.data.load import open_site
 from fedda.look.account import SIDE, Account, statistics
 from fedda.maths.summaries import FLOOR, LEAST, tens
-from fedda.packing import Packed
 from fedda.train import seed_for
+from fedda.wire.packing import Packed
 
 from .memory import Site
 from .request import Numbers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from flwr.app import Message
 
 from fedda.errors import Code
-from fedda.packing import Packed
+from fedda.wire.packing import Packed
 
 MODEL = "model"  # arrays of this name are kept, and of names such as model/SITE
 MOST_LOST = 2  # times that a site loses it in a row; then it is no more asked to keep any

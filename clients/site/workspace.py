@@ -1,0 +1,172 @@
+"""What stays at a site of one training from request to request: its model, networks, states."""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn, optim
+
+from fedda import models
+from fedda.settings import Task
+from fedda.train import make_optimizer
+from fedda.wire import packing
+
+from . import state
+from .frozen import Frozen
+
+logger = logging.getLogger("fedda.site")
+
+T = TypeVar("T")
+
+
+class Stateful(Protocol):
+    """An object whose state can stay at a site from round to round."""
+
+    def state_dict(self) -> state.SiteState:
+        """Return the state from which the next round continues."""
+        ...
+
+    def load_state_dict(self, kept: state.SiteState, device: torch.device) -> None:
+        """Continue from a state that `state_dict` returned."""
+        ...
+
+
+class Network:
+    """A network with its own optimizer, or without an optimizer."""
+
+    def __init__(self, module: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
+        self.module = module
+        self.optimizer = optimizer
+
+    def state_dict(self) -> state.SiteState:
+        """Return weights, buffers and the optimizer's state."""
+        saved = state.SiteState()
+        saved.put("module", self.module.state_dict())
+        if self.optimizer:
+            saved.put_optimizer("optimizer", self.optimizer)
+        return saved
+
+    def load_state_dict(self, kept: state.SiteState, device: torch.device) -> None:
+        """Continue from that state, but at the learning rate that the optimizer has now."""
+        self.module.load_state_dict(kept.get("module"))
+        if self.optimizer:
+            load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
+
+
+class Home(state.Place, Protocol):
+    """The members of a site that a training's objects need."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def compiled(self) -> bool: ...
+
+    @property
+    def frozen(self) -> Frozen: ...
+
+
+class Workspace:
+    """The objects of one training at a site.
+
+    Attributes:
+        model: the run's model on the site's device.
+        schema: its layout on the wire.
+        held: other objects that stay in this process's memory, by name.
+    """
+
+    def __init__(self, site: Home, task: Task) -> None:
+        self._site = site
+        self._task = task
+        self.held: dict[str, Any] = {}
+        self._kept: dict[tuple[str, int], state.SiteState] = {}
+        self.model = self.blank()
+        self.schema = packing.layout(
+            models.to_arrays(self.model), packing.Kind.MODEL, task.wire.dtype
+        )
+
+    def blank(self, extension: models.Extension | None = None) -> models.Model:
+        """Make the run's network on the site's device; its weights are loaded later.
+
+        Args:
+            extension: layers to add, if they are others than the method adds to the run's model.
+        """
+        task = self._task
+        extension = extension or models.Extension.of(task.about, task.options)
+        made = models.blank(task.model, task.dims, task.classes, extension)
+        made.attach(self._site.frozen.part(task)).to(self._site.device)
+        train, compiled = task.train, self._site.compiled
+        on_cpu = self._site.device.type == "cpu"
+        pixels = train.batch_size * math.prod(task.dims[1:]) if on_cpu else 0
+        layout = models.layout_of(task.model, train.layout, pixels)
+        made.compute(models.Arithmetic(train.precision, layout, compiled))
+        return made
+
+    def hold(self, name: str, make: Callable[[], T]) -> T:
+        """Return an object that stays in this process's memory; the first call makes it."""
+        if name not in self.held:
+            self.held[name] = make()
+        return self.held[name]
+
+    def optimizer(self, task: Task, rate: float, server_round: int) -> optim.Optimizer:
+        """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
+        optimizer = make_optimizer(self.model.groups(rate), task.train, rate)
+        if task.train.carry_momentum and server_round > 1:
+            saved = self.recall(task, server_round - 1, state.OPTIMIZER)
+            if saved is None:
+                logger.warning("the optimizer of round %d starts afresh", server_round)
+            else:
+                load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
+        return optimizer
+
+    def carry(self, optimizer: optim.Optimizer, task: Task, server_round: int) -> None:
+        """Remember the model's optimizer for the next round, with `train.carry-momentum`."""
+        if task.train.carry_momentum:
+            saved = state.SiteState()
+            saved.put_optimizer("optimizer", optimizer)
+            self.remember(task, server_round, state.OPTIMIZER, saved)
+
+    def leave(self, task: Task, server_round: int, things: Mapping[str, Stateful]) -> None:
+        """Keep the state of everything that stays at this site when a round is over."""
+        saved = state.SiteState()
+        for name, thing in things.items():
+            part = thing.state_dict()
+            saved.tensors |= {f"{name}/{n}": tensor for n, tensor in part.tensors.items()}
+            saved.about[name] = part.about
+        self.remember(task, server_round, state.METHOD, saved)
+
+    def left(self, task: Task, name: str, first: int, last: int) -> state.SiteState | None:
+        """Return one thing's state after the latest of the rounds `first` to `last`, or None."""
+        rounds = [r for what, r in self._kept if what == state.METHOD and first <= r <= last]
+        saved = self._kept[state.METHOD, max(rounds)] if rounds else None
+        if saved is None:
+            saved = state.load_last(self._site, task, first, last, state.METHOD)
+        if saved is None or name not in saved.about:
+            return None
+        return state.SiteState(saved.get(name), saved.about[name])
+
+    def remember(self, task: Task, server_round: int, what: str, kept: state.SiteState) -> None:
+        """Keep a state for the next round, also on disk if the site has a state directory.
+
+        The state before it stays, too, as the server may repeat a round.
+        """
+        before = [r for name, r in self._kept if name == what and r < server_round]
+        for old in sorted(before)[:-1]:
+            del self._kept[what, old]
+        self._kept[what, server_round] = kept
+        state.save(self._site, task, server_round, what, kept)
+
+    def recall(self, task: Task, server_round: int, what: str) -> state.SiteState | None:
+        """Return the state that was kept after a round, or None."""
+        saved = self._kept.get((what, server_round))
+        return saved or state.load(self._site, task, server_round, what)
+
+
+def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> None:
+    """Give an optimizer the state of a former one, but leave it its own learning rates."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(former)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
