@@ -148,7 +148,7 @@ def test_strategies_hold_no_module_and_touch_no_disk() -> None:
 
 # Where a module outside fedda/algorithms names a method, and why it may.
 NAMES_METHODS = {
-    "fedda/config": "the method of a run that names none",
+    "fedda/config/__init__.py": "the method of a run that names none",
     "fedda/halves.py": "FedAvg, whose halves others inherit",
     "fedda/cli/demo.py": "a demonstration is of one method",
     "fedda/cli/select.py": "the command takes the measurement of one method",

@@ -554,7 +554,7 @@ def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str
 
 
 def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["look", *map(str, describe)])
+    return CliRunner().invoke(app, ["look", *map(str, words)])
 
 
 def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
@@ -591,14 +591,14 @@ def test_errors_are_one_sentence(
     monkeypatch.chdir(tmp_path)
     site(tmp_path / "one", "anna", rows(99), labels(99))
     two(tmp_path / "two")
-    done = call(*describe, "--out", "out")
+    done = call(*words, "--out", "out")
     assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
 
 
 def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
     two(tmp_path / "two")
-    describe = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
-    done = CliRunner().invoke(app, [*describe, "-c", "run.look=true"])
+    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
+    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
     assert done.exit_code == 1 and "fedda look" in done.output
 
 

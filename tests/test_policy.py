@@ -593,7 +593,7 @@ def test_a_full_disk_asks_for_room_and_for_no_new_budget(
     connect = sqlite3.connect
 
     def full(*words: Any, **more: Any) -> sqlite3.Connection:
-        base = connect(*describe, **more)
+        base = connect(*words, **more)
         base.execute(f"PRAGMA max_page_count = {pages}")
         return base
 
