@@ -370,10 +370,10 @@ class Client:
         start = time.perf_counter()
         self.begin(request)
         p = self.checked(self.predict(self.data.x))
-        numbers: Numbers = {"infomax": self.released(INFOMAX, infomax(p), len(p))}
+        numbers: Numbers = {"infomax": self.privatise(INFOMAX, infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := output_privacy.predicted(p, least)) is not None:
-            numbers["predicted"] = self.released(PREDICTED, classes, len(p))
+            numbers["predicted"] = self.privatise(PREDICTED, classes, len(p))
         refined = None
         if request.is_last and (refined := last_step.take(self)) is not None:
             numbers |= last_step.reported(self, refined)
@@ -382,13 +382,13 @@ class Client:
         if held is not None:
             p = self.predict(held.x)
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
-            numbers |= {"loss": self.released(LOSS, loss, len(held)), "tested": len(held)}
+            numbers |= {"loss": self.privatise(LOSS, loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             if refined is not None:
                 others["accuracy-refined"] = models.predict(refined.model, held.x)
             for name, q in {"accuracy": p, **others}.items():
                 right = output_privacy.right(self.checked(q), held.y)
-                numbers[name] = self.released(ACCURACY, right, len(held))
+                numbers[name] = self.privatise(ACCURACY, right, len(held))
                 told = name.replace("accuracy", "answers")
                 if request.is_last and told in ANSWERS and self.site.tells_classes(self.task):
                     numbers[told] = output_privacy.answers(q, held.y, self.site.few)
@@ -408,12 +408,12 @@ class Client:
             output_privacy.check_spread(z, self.site.min_images)
         return z
 
-    def released(self, number: Number, value: float, images: int) -> float:
+    def privatise(self, number: Number, value: float, images: int) -> float:
         """A number about a model's answers for so many images, as it leaves this site."""
         if number.is_share:
             value = output_privacy.ends(value, images, self.site.few)
         bounds = number.bounds(self.task.classes, self.task.sites)
-        return output_privacy.released(number, value, images, bounds, self.site.test_noise)
+        return output_privacy.privatise(number, value, images, bounds, self.site.test_noise)
 
     def begin(self, request: Request) -> None:
         """Prepare for a request: load data and model, and seed the random numbers."""

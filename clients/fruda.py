@@ -147,7 +147,7 @@ class Collaborator(Measuring):
         error: Numbers = {}
         if isinstance(self.data, Labelled):
             p = self.checked(models.predict(self.model, self.data.x))
-            error = {"error": self.released(ERROR, ocs.l1_error(p, self.data.y), len(p))}
+            error = {"error": self.privatise(ERROR, ocs.l1_error(p, self.data.y), len(p))}
         return self.measure() | error
 
     def measure(self) -> Numbers:
@@ -215,7 +215,7 @@ class Target(Measuring, dils.Target):
         numbers = self.numbers({collaborator: self.all_features()})
         numbers |= {"infomax-before": before, "infomax-after": after, "kept": int(worse)}
         moved = ocs.apart(self.predictions(), p)
-        numbers |= {"moved": self.released(MOVED, moved, len(p))}
+        numbers |= {"moved": self.privatise(MOVED, moved, len(p))}
         return numbers | {f"theta/{collaborator}": self.theta()}
 
     def refined(self) -> bool:
@@ -263,7 +263,7 @@ class Target(Measuring, dils.Target):
 
     def quality(self, p: Tensor) -> float:
         """Infomax of predictions (N, C), as it may leave."""
-        return self.released(INFOMAX, infomax(p), len(p))
+        return self.privatise(INFOMAX, infomax(p), len(p))
 
     def outgoing(self) -> dict[str, Packed]:
         """Return the model after the last round: later targets may adapt from it."""

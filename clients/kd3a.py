@@ -86,16 +86,19 @@ class Target(Client):
         heard = torch.cat([c.kept for c in consensus])
 
         numbers = self.follow(images, vote, weight, heard)
-        numbers["loss"] = self.released(LOSS, numbers["loss"], N)
-        numbers["kept"] = self.released(kd3a.KEPT, float(heard.float().mean()), N)
+        numbers["loss"] = self.privatise(LOSS, numbers["loss"], N)
+        numbers["kept"] = self.privatise(kd3a.KEPT, float(heard.float().mean()), N)
         if options.weighting == "focus":  # per image; only its proportions matter
             if own is not None:
                 focus = self._of_sources(focus, p, gate)
             for name, value in zip(names, focus.tolist(), strict=True):
-                about[f"focus/{name}"] = self.released(kd3a.FOCUS, value / N, N)
+                about[f"focus/{name}"] = self.privatise(kd3a.FOCUS, value / N, N)
         # As they leave, or would without a seal, so that server and site weigh by the same numbers.
         plain = Rule(numbers=kd3a.TOLD)
-        numbers, about = output_privacy.coarse(numbers, plain), output_privacy.coarse(about, plain)
+        numbers, about = (
+            output_privacy.quantise(numbers, plain),
+            output_privacy.quantise(about, plain),
+        )
         updated = options.teacher_batchnorm == "updated"
         alpha = self.weigh(numbers | about, sources) if updated or sources.sealed else {}
         if updated:
@@ -174,7 +177,7 @@ class Target(Client):
                 logger.error("the model of %s is not used: %s", name, error)
                 continue
             if distance is not None:
-                about[f"distance/{name}"] = self.released(kd3a.DISTANCE, distance, N)
+                about[f"distance/{name}"] = self.privatise(kd3a.DISTANCE, distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
         if not p:
             raise WireError("None of the sources' models can be used to teach; see above.")

@@ -173,7 +173,7 @@ class Target(Client):
         self.save_adapted()
         loss = float(total) / max(steps, 1)
         told: Numbers = {f"refused/{name}": 1 for name in self.refused}
-        loss = self.released(shot.LOSS, loss, len(self.data))
+        loss = self.privatise(shot.LOSS, loss, len(self.data))
         return {"loss": loss, "steps": steps} | told
 
     def beside(self, rate: float) -> list[dict[str, Any]]:

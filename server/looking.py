@@ -27,7 +27,7 @@ from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
 from .superlink import registered
-from .transcript import Crossed
+from .transcript import Transcript
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply
@@ -114,7 +114,7 @@ def _asked(
         take: called with each reply; raises a FeddaError if the site told nothing.
     """
     refused = {name: f"no reply within {config.wait.train:g} s" for name in names.values()}
-    ledger, crossed = Ledger(), Crossed(Path(config.run.dir) / config.run.name, grid, "look")
+    ledger, crossed = Ledger(), Transcript(Path(config.run.dir) / config.run.name, grid, "look")
 
     def sent(message: Message) -> None:
         ledger.count(message, ROUND, "site", "to")

@@ -34,7 +34,7 @@ from .start import finished
 from .strategy_modules import base, roster
 from .summing import host
 from .timing import Phases, TimedMail
-from .transcript import Crossed
+from .transcript import Transcript
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
 OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}
@@ -95,7 +95,7 @@ class TrainingRounds:
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
         self.earlier = earlier or {}
-        self.crossed = Crossed(folder, grid, self.task.label)
+        self.crossed = Transcript(folder, grid, self.task.label)
         self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
 
     @property

@@ -23,7 +23,7 @@ from fedda.results.read import CROSSED
 logger = logging.getLogger("fedda.server")
 
 
-class Crossed:
+class Transcript:
     """Writes the record of one training of a run.
 
     Args:

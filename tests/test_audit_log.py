@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from clients.node.resident import Resident
 from clients.policy import reconcile
-from clients.policy.audit_log import Trail
+from clients.policy.audit_log import AuditLog
 from fedda import records
 from fedda.cli import app
 from fedda.errors import Code
@@ -241,7 +241,7 @@ def test_a_site_that_cannot_write_its_log_answers_nothing(
 @pytest.mark.parametrize(("kind", "code"), [("train", Code.EXPIRED), ("get_parameters", Code.WIRE)])
 def test_what_the_node_refuses_by_itself_is_noted(kind: str, code: Code, tmp_path: Path) -> None:
     asked = message(content(), kind, age=3600)
-    trail = Trail(tmp_path)
+    trail = AuditLog(tmp_path)
     node = Resident(lambda *_: asked, {}, lambda *_: None, trail.answered)
     reply = node.answer(asked, lambda: asked, 7)
     assert Code(reply.error.code) is code
@@ -251,7 +251,7 @@ def test_what_the_node_refuses_by_itself_is_noted(kind: str, code: Code, tmp_pat
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
-    trail = Trail(None)
+    trail = AuditLog(None)
     trail.started("anna", "")
     trail.received(message(content()))
     assert os.listdir(tmp_path) == []

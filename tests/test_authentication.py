@@ -39,7 +39,7 @@ from server.superlink.authentication import Caller, Guard, Unwelcome, Used
 from server.superlink.filter import FLEET, FLEET_PREFIX, LocalOnly, Traffic
 from server.superlink.listener import CONNECTION, Listener, ListenerLimits, neighbours
 from server.superlink.registered import RegisteredKey
-from server.superlink.rejections import Turned
+from server.superlink.rejections import Rejections
 from server.superlink.site_calls import RefusedCall, SiteCalls
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
 
@@ -330,7 +330,7 @@ def test_a_session_is_refused_to_a_site_that_no_run_would_take(
     file = tmp_path / "registered.json"
     registered.write(file, {1: RegisteredKey("anna", "source"), 2: RegisteredKey("berta", "")})
     monkeypatch.setenv(REGISTERED, str(file))
-    turned = Turned({1: "anna"}.get)  # type: ignore[arg-type]
+    turned = Rejections({1: "anna"}.get)  # type: ignore[arg-type]
     calls = SiteCalls(None, Traffic(), lambda headers: Caller(1, PUBLIC), turned=turned)  # type: ignore[arg-type]
     header = offers(offer["role"], offer["name"], offer["fedda"]).encode()
     scope = {"headers": [(OFFERS.encode(), header)], "client": ("10.0.0.5", 1)}
@@ -344,7 +344,7 @@ def test_a_session_is_refused_to_a_site_that_no_run_would_take(
 
 
 def test_the_console_is_not_filled_by_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned = Turned(str)
+    turned = Rejections(str)
     for number in range(1000):
         turned.note(Refusal("signature"), 0, f"10.0.{number}")
     assert turned.news() == []

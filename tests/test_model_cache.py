@@ -9,13 +9,13 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from clients.site.memory import resident
-from clients.site.model_cache import Shelf
+from clients.site.model_cache import ModelCache
 from fedda import records
 from fedda.errors import Code, ForgottenError, WireError
 from fedda.wire import packing
 from fedda.wire.packing import Kind
 from strategies.base import FedDA
-from strategies.sites.cached_models import Held
+from strategies.sites.cached_models import CachedModels
 from tests.local_grid import SOURCES, Node, ScriptedGrid, run, stop_after
 
 ROUNDS = 4
@@ -108,7 +108,7 @@ def test_a_site_keeps_and_uses_only_what_has_the_named_hash() -> None:
     packed = packing.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
     other = packing.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
     digest = hashlib.sha256(packed.buffer).hexdigest()
-    shelf = Shelf()
+    shelf = ModelCache()
     for arrays in ({"model": other}, {}):
         with pytest.raises(WireError, match="'model' to keep is not the one that came"):
             shelf.put(arrays, {"model": digest})
@@ -132,7 +132,7 @@ def test_a_site_keeps_and_uses_only_what_has_the_named_hash() -> None:
 def test_the_server_names_only_what_a_site_has_confirmed() -> None:
     packed = packing.pack({"w": np.ones(3, np.float32)}, Kind.MODEL)
     other = packing.pack({"w": np.zeros(3, np.float32)}, Kind.MODEL)
-    held = Held()
+    held = CachedModels()
     asked = held.ask("town", {"model": packed})
     assert asked == {"model": hashlib.sha256(packed.buffer).hexdigest()}
     assert held.name("town", {"model": packed}) == {}  # the test is not answered yet
@@ -153,7 +153,7 @@ def test_only_a_site_whose_request_named_a_model_gets_it_again() -> None:
         Message(Error(int(code), code.public), reply_to=request)
         for code in (Code.FORGOTTEN, Code.DATA)
     )
-    held = Held()
+    held = CachedModels()
     assert held.again(lost) is None
     held.named("town", 7, lambda: whole)
     assert held.again(failed) is None

@@ -94,8 +94,8 @@ def test_every_number_of_a_reply_is_coarse(
 def test_coarse_numbers_by_hand() -> None:
     every = all_numbers()
 
-    def coarse(numbers: dict[str, float]) -> dict[str, float]:
-        return output_privacy.coarse(numbers, every)
+    def quantise(numbers: dict[str, float]) -> dict[str, float]:
+        return output_privacy.quantise(numbers, every)
 
     for name, value, wanted in (
         ("loss", 1.23456, 1.23),
@@ -113,17 +113,17 @@ def test_coarse_numbers_by_hand() -> None:
         ("accuracy", 2 / 3, 2 / 3),
         ("epsilon", 1.23456, 1.23456),
     ):
-        found = coarse({name: value, "tested": 24})[name]
-        assert found == wanted and coarse({name: found, "tested": 24})[name] == found, name
-    assert coarse({"accuracy": 2 / 3, "tested": 30_000})["accuracy"] == 0.667
-    assert coarse({"accuracy": 2 / 3})["accuracy"] == 0.667
+        found = quantise({name: value, "tested": 24})[name]
+        assert found == wanted and quantise({name: found, "tested": 24})[name] == found, name
+    assert quantise({"accuracy": 2 / 3, "tested": 30_000})["accuracy"] == 0.667
+    assert quantise({"accuracy": 2 / 3})["accuracy"] == 0.667
     with pytest.raises(WireError, match=r"'pixel' may tell; declare it .* fedda.wire.Number"):
-        coarse({"pixel": 0.5})
+        quantise({"pixel": 0.5})
     with pytest.raises(WireError, match=r"'steps' is 1.5, .* whole number"):
-        coarse({"steps": 1.5})
+        quantise({"steps": 1.5})
     for value in (float("nan"), float("inf")):
         with pytest.raises(NotFiniteError, match=r"'loss' .* not finite"):
-            coarse({"loss": value})
+            quantise({"loss": value})
 
 
 def leaving(method: Method) -> set[str]:

@@ -156,21 +156,21 @@ def test_answers_that_are_about_few_images_are_refused() -> None:
 
 
 def test_numbers_of_a_test_by_hand() -> None:
-    def released(number: Number, value: float, images: int = 40) -> float:
-        return output_privacy.released(number, value, images, number.bounds(3, 5), 0)
+    def privatise(number: Number, value: float, images: int = 40) -> float:
+        return output_privacy.privatise(number, value, images, number.bounds(3, 5), 0)
 
     assert INFOMAX.bounds(3, 5) == (0, math.log(3)) and FOCUS.bounds(3, 5) == (-5, 5)
-    assert released(INFOMAX, 0.4567) == 0.46
-    assert released(INFOMAX, -0.2) == 0
-    assert released(LOSS, 123.4) == 10
-    assert released(LOSS, float("inf")) == 10
+    assert privatise(INFOMAX, 0.4567) == 0.46
+    assert privatise(INFOMAX, -0.2) == 0
+    assert privatise(LOSS, 123.4) == 10
+    assert privatise(LOSS, float("inf")) == 10
     with pytest.raises(NotFiniteError, match=r"infomax is not a number: .* lower train.lr"):
-        released(INFOMAX, float("nan"))
-    assert released(GAIN, 0.12345) == 0.123
-    assert released(GAIN, -12.3) == -10
-    assert released(ACCURACY, 2 / 3, 30) == 2 / 3  # steps of 1/30 hide more
-    assert released(ACCURACY, 0.66666, 30_000) == 0.667
-    assert released(accuracy_of("ensemble"), 0.66666, 30_000) == 0.667
+        privatise(INFOMAX, float("nan"))
+    assert privatise(GAIN, 0.12345) == 0.123
+    assert privatise(GAIN, -12.3) == -10
+    assert privatise(ACCURACY, 2 / 3, 30) == 2 / 3  # steps of 1/30 hide more
+    assert privatise(ACCURACY, 0.66666, 30_000) == 0.667
+    assert privatise(accuracy_of("ensemble"), 0.66666, 30_000) == 0.667
 
 
 def test_answers_by_class_by_hand() -> None:
@@ -182,12 +182,12 @@ def test_answers_by_class_by_hand() -> None:
 
 
 def test_noise_on_numbers_of_a_test_is_as_large_as_said_and_never_the_same() -> None:
-    drawn = [output_privacy.released(LOSS, 5.0, 40, (0, 10), 0.05) for _ in range(400)]
+    drawn = [output_privacy.privatise(LOSS, 5.0, 40, (0, 10), 0.05) for _ in range(400)]
     assert len({*drawn}) > 50
     assert np.std(drawn) == pytest.approx(0.5, rel=0.2)
     assert np.mean(drawn) == pytest.approx(5.0, abs=0.15)
     assert all(
-        0 <= output_privacy.released(ACCURACY, 0.99, 40, (0, 1), 0.5) <= 1 for _ in range(50)
+        0 <= output_privacy.privatise(ACCURACY, 0.99, 40, (0, 1), 0.5) <= 1 for _ in range(50)
     )
 
 
@@ -201,8 +201,8 @@ def test_the_number_of_predicted_classes_by_hand() -> None:
     # 63 images: a tenth of 21 is 2.1, so a class counts from 3.
     assert output_privacy.predicted(one_hot([0] * 31 + [1] * 30 + [2] * 2), 1) == 2
     assert output_privacy.predicted(one_hot([0] * 30 + [1] * 30 + [2] * 3), 1) == 3
-    assert output_privacy.released(PREDICTED, 2, 63, (0, 3), 0) == 2
-    assert {output_privacy.released(PREDICTED, 2, 63, (0, 3), 0.3) for _ in range(2000)} == {
+    assert output_privacy.privatise(PREDICTED, 2, 63, (0, 3), 0) == 2
+    assert {output_privacy.privatise(PREDICTED, 2, 63, (0, 3), 0.3) for _ in range(2000)} == {
         0,
         1,
         2,

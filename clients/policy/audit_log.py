@@ -36,7 +36,7 @@ LETTERS = 100  # of a name that a server sent
 logger = logging.getLogger("fedda.site")
 
 
-class Trail:
+class AuditLog:
     """Writes a site's audit log; without a folder it writes nothing."""
 
     def __init__(self, state: Path | None) -> None:

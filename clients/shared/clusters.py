@@ -40,7 +40,7 @@ class Gains:
             gain = gap.gap_gain(gap.share(self.before, self.scatter), gap.share(after, around))
         else:
             gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
-        told = self.client.released(GAIN, gain, len(self.images))
+        told = self.client.privatise(GAIN, gain, len(self.images))
         whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
         return told * whole if self.unit == "sum" else told
 

@@ -20,7 +20,7 @@ from fedda.wire.packing import Kind, Packed
 from . import state
 from .crafted import GROWING, check_rows
 from .memory import Site
-from .output_privacy import coarse
+from .output_privacy import quantise
 from .request import Numbers, Request
 
 # The roles that may play each part. A target that is adapted can be the collaborator of another
@@ -209,7 +209,7 @@ def release(
     made = SiteReply(arrays, numbers)
     for check in (finite_out, contract_out):
         check(site, request, made)
-    told = SiteReply(arrays, coarse(numbers, request.contract.leaves))
+    told = SiteReply(arrays, quantise(numbers, request.contract.leaves))
     for check in LEAVING:
         check(site, request, told)
     return told

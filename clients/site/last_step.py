@@ -37,7 +37,7 @@ class Refining(Protocol):
     @property
     def data(self) -> Labelled | Unlabelled: ...
 
-    def released(self, number: Number, value: float, images: int) -> float:
+    def privatise(self, number: Number, value: float, images: int) -> float:
         """A number about a model's answers for so many images, as it leaves this site."""
         ...
 
@@ -82,7 +82,7 @@ def take(client: Refining) -> Refined | None:
 def reported(client: Refining, made: Refined) -> Numbers:
     """What a test says of a refined model without labels."""
     shares = {CHANGED: made.changed, AGREED: made.agreed}
-    return {n: client.released(n, v, len(made.after)) for n, v in shares.items()}
+    return {n: client.privatise(n, v, len(made.after)) for n, v in shares.items()}
 
 
 def _source_only(client: Refining) -> Model | None:

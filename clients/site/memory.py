@@ -20,14 +20,14 @@ from fedda.settings import Task
 from fedda.train import generator, repeatable
 from fedda.wire import MOST_TOLD, Role
 
-from ..policy.audit_log import Trail
+from ..policy.audit_log import AuditLog
 from ..policy.gate import Gate
 from ..policy.rules import Policy
 from . import blocks, reading, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Drawer, Identity
-from .model_cache import Shelf
+from .model_cache import ModelCache
 from .origin import Origin
 from .output_privacy import FEW
 from .sealed import Sealed
@@ -83,7 +83,7 @@ class Site:
         # In an experiment, the few images of a small site are one block, unless a limit is set.
         self._lenient = self.reproducible and "min-images" not in node
         self._secret = ""
-        self.shelf = Shelf()
+        self.shelf = ModelCache()
         self.noted = ""  # the training whose first note was tried last
         self._obey(node)
         if node.get("threads"):
@@ -119,7 +119,7 @@ class Site:
         self.min_images = max(self.min_images, self.policy.protect.min_images)
         self.min_examples = max(self.min_examples, self.policy.protect.min_examples)
         booked = self.state_dir if node.get("audited") else None
-        self.trail = Trail(booked)
+        self.trail = AuditLog(booked)
         files = str(node.get("key", "")), str(node.get("peers", ""))
         self.identity = Identity(self.name, *files)
         place = self.state_dir / self.name if self.state_dir else None

@@ -15,7 +15,7 @@ from fedda.wire.packing import Packed, shown
 Arrays = dict[str, Packed]
 
 
-class Shelf:
+class ModelCache:
     """What a site keeps of one request for the next; only in memory, and never more than that."""
 
     def __init__(self) -> None:

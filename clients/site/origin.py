@@ -16,7 +16,7 @@ comes back. So nothing here is trained because a server sent it:
 Within these bounds a patient server can still move a model step by step; SECURITY.md says what was
 measured of that. Only noise bounds every made model.
 
-Requests that are answered by numbers alone are not checked here, but by `tested`.
+Requests that are answered by numbers alone are not checked here, but by `output_privacy`.
 """
 
 import math
@@ -51,7 +51,7 @@ AWAY = 8  # rounds that a site was away count, no more
 SHARE = 0.1  # of its even share of the whole: what a tensor that hardly moves counts as, at least
 ORIGIN = "origin"  # a kind of file that stays here
 # Names of models that are not checked here: discriminators are by `check_discriminator`. Teachers
-# are only asked, and `tested` looks at their answers; else one source could stop the target.
+# are only asked, and `output_privacy` sees their answers; else one source could stop the target.
 ELSEWHERE = (GROWING, "teacher/")
 
 

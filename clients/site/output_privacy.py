@@ -24,7 +24,7 @@ SELDOM = 0.1  # a class counts as predicted from this part of an equal share of 
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
 
-def released(
+def privatise(
     number: Number, value: float, images: int, bounds: tuple[float, float], noise: float
 ) -> float:
     """Make a number of a test what may leave the site.
@@ -61,7 +61,7 @@ def ends(share: float, images: int, few: int) -> float:
     return 1.0 if images - count < few else share
 
 
-def coarse(numbers: Mapping[str, int | float], rule: Rule) -> dict[str, int | float]:
+def quantise(numbers: Mapping[str, int | float], rule: Rule) -> dict[str, int | float]:
     """Round every number of a reply, so that none says exactly what single images make of it.
 
     A number that was rounded before stays as it is.

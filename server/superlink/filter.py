@@ -66,7 +66,7 @@ OPERATORS = {
     "ControlEventLogMiddleware",
 }
 SWITCHED_OFF = {"FleetEventLogMiddleware", TRACING_LAYER}
-SIGNATURES = {"NodeAuthMiddleware"}  # `guard` does the same, earlier, for the public listener
+SIGNATURES = {"NodeAuthMiddleware"}  # `authentication` checks them, earlier
 BUSY = (FLEET_PREFIX, "/v1/runtime/")  # the paths of many small requests
 
 
@@ -75,7 +75,7 @@ def shortened(app: Any, guarded: bool = False) -> App:
 
     Args:
         app: flwr's application.
-        guarded: skip its check of signatures, too, because `guard` has made it already.
+        guarded: skip its check of signatures, too, because `authentication` has.
     """
     layers = app.user_middleware
     skipped = OPERATORS | SWITCHED_OFF | (SIGNATURES if guarded else set())

@@ -27,13 +27,13 @@ from fedda.ops.flwr_home import OFFLINE
 
 from ..watching.console import Told
 from ..watching.live import Live
-from ..watching.status import Watched
+from ..watching.status import ServerStatus
 from .authentication import Guard
 from .fab_unpack import unpacked_first
 from .filter import FleetOnly, LocalOnly, Traffic, shortened
 from .listener import Listener, ListenerLimits, Loop, Protocol
 from .port_owner import Local
-from .rejections import Nodes, Turned
+from .rejections import Nodes, Rejections
 from .relay import Relay
 from .site_calls import SiteCalls
 from .waiting import Waiting
@@ -195,11 +195,11 @@ async def _serve(
     unpacked_first(state, settings.any_app)
     nodes = Nodes(state)
     caller = None if tls is None else Guard(state.get_node_id_by_public_key, nodes.revoked).caller
-    turned = Turned(nodes.name)
+    turned = Rejections(nodes.name)
     waiting = Waiting(state)
     short = shortened(app, guarded=caller is not None)
     sites = SiteCalls(short, traffic, caller, waiting, turned)
-    watched = Watched(app.state.linkstate_factory.state, relay.working, settings.registered)
+    watched = ServerStatus(app.state.linkstate_factory.state, relay.working, settings.registered)
     told = Told(watched.newest, say, lambda: [*turned.news(), *listener.news()])
     live = Live(shortened(app), watched, watched.newest)
     local = LocalOnly(live, settings.admin_port, operators.strangers)

@@ -29,7 +29,7 @@ class Nodes:
         return any(info.public_key == key for info in self._state.get_node_info(statuses=[GONE]))
 
 
-class Turned:
+class Rejections:
     """Collects what the console is to say of sites that were refused."""
 
     def __init__(self, name: Callable[[int], str]) -> None:

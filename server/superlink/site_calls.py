@@ -2,7 +2,7 @@
 
 A site begins and ends sessions, says that it is there, and asks for invitations to runs. It sends
 nothing else this way, and fetches nothing: what belongs to a run goes through its lane (`relay`).
-A call is refused by its headers before its body is read; `guard` says who calls.
+A call is refused by its headers before its body is read; `authentication` says who calls.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from . import registered
 from .authentication import Caller, Unwelcome
 from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, refuse
 from .listener import CONNECTION
-from .rejections import Turned
+from .rejections import Rejections
 from .waiting import WAITED, Waiting, wanted
 
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
@@ -46,14 +46,14 @@ class SiteCalls:
         traffic: Traffic,
         caller: Who | None,
         waiting: Waiting | None = None,
-        turned: Turned | None = None,
+        turned: Rejections | None = None,
     ) -> None:
         """Wrap a SuperLink.
 
         Args:
             app: the SuperLink.
             traffic: counts what is refused.
-            caller: says by a request's headers which site signed it (`guard.Guard.caller`). With
+            caller: says by a request's headers which site signed it (`Guard.caller`). With
                 None any site may join, and the SuperLink itself checks the signatures.
             waiting: lets sites wait for work whose signatures `caller` has checked.
             turned: is told of sites that are refused.

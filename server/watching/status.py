@@ -30,7 +30,7 @@ USUAL = {
 Working = Callable[[], dict[int, tuple[str, int]]]
 
 
-class Watched:
+class ServerStatus:
     """The sites and runs of a SuperLink, at this moment."""
 
     def __init__(self, state: Callable[[], Any], working: Working, registered: Path | None) -> None:

@@ -21,7 +21,7 @@ MOST_LOST = 2  # times that a site loses it in a row; then it is no more asked t
 Whole = Callable[[], Message]
 
 
-class Held:
+class CachedModels:
     """The models that the sites of one training keep, as far as the server knows."""
 
     def __init__(self) -> None:

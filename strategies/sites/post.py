@@ -12,7 +12,7 @@ from fedda.maths.bounds import LEAST, NAMED, norm
 from fedda.wire import Part
 from fedda.wire.packing import Kind, Manifest, Packed
 
-from .cached_models import MODEL, Held
+from .cached_models import MODEL, CachedModels
 from .lengths import Lengths
 from .replies import Checks, Reply, with_cause
 from .roster import Node, Roster
@@ -54,7 +54,7 @@ class Post:
     def __init__(self, setup: Setup) -> None:
         self.checks = Checks(setup.guard, setup.model, setup.task.suspect)
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
-        self.held = Held()
+        self.held = CachedModels()
         self.lost: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         self._setup = setup

@@ -117,7 +117,7 @@ class Target(clients.Target):
         w = self.w[: len(self.oracles.names)]  # a teacher of the site's own comes after them
         told = zip(self.oracles.names, (w / w.sum()).tolist(), strict=True)
         N = len(self.data)
-        return numbers | {f"weight/{n}": self.released(WEIGHT, v, N) for n, v in told if n}
+        return numbers | {f"weight/{n}": self.privatise(WEIGHT, v, N) for n, v in told if n}
 
     def is_due(self, step: int) -> bool:
         """The sources' models are asked once per epoch."""
