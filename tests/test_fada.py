@@ -241,7 +241,7 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
             wanted, step = (before[0] - after[0]) / divisor, before[0] / divisor / 1000
         # A step and the gain are told to three digits; half a step is lost by rounding.
         assert abs(told - wanted) <= 0.501 * step + 0.01 * abs(wanted)
-        assert told == pytest.approx(twin.quantise(before, after, unit), rel=1e-6)
+        assert told == pytest.approx(twin.coarse(before, after, unit), rel=1e-6)
 
 
 @pytest.mark.parametrize(("most", "compared"), [(0, 48), (20, 32), (47, 48), (48, 48)])

@@ -215,7 +215,7 @@ def client(
             echo(f"warning: {error}")
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
-            trail = load("clients", "policy.trail").AuditLog(state)
+            trail = load("clients", "policy.audit_log").AuditLog(state)
             trail.started(name, str(config.get("policy", "")))
             if stock:
                 _exec_stock(config, superlink, ca, key, state, lock)

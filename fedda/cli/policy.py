@@ -63,7 +63,7 @@ def init(
     with clear_exit():
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or move it away")
-        path.write_text(load("clients", "policy.words").fresh(classes, vectors))
+        path.write_text(load("clients", "policy.describe").fresh(classes, vectors))
     echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
 
 
@@ -74,7 +74,7 @@ def check(path: File, as_json: JsonOption = False) -> None:
         policy = load("clients", "policy.rules").Policy.read(path)
     if as_json:
         return print_json({"policy": policy.model_dump(by_alias=True)})
-    for line in load("clients", "policy.words").words(policy):
+    for line in load("clients", "policy.describe").words(policy):
         echo(line)
 
 
@@ -102,8 +102,8 @@ def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> No
     """Show a policy beside what was used of its budgets."""
     with clear_exit():
         policy = load("clients", "policy.rules").Policy.read(path)
-        spent = load("clients", "policy.spent").Spent(_state(state_dir), policy.budget)
-        words = load("clients", "policy.words")
+        spent = load("clients", "policy.budget").Spent(_state(state_dir), policy.budget)
+        words = load("clients", "policy.describe")
         rows = [*words.left(policy, spent)]
         used = {**vars(spent.used()), "epsilon": spent.epsilon(policy.privacy.delta)}
     if as_json:
@@ -146,7 +146,7 @@ def log(
         if against is not None and not verify:
             raise ConfigError("--against compares logs that were checked; give --verify, too")
         state = _state(state_dir)
-        compared = load("clients", "policy.compared")
+        compared = load("clients", "policy.reconcile")
         found = chain.check(state / compared.AUDIT)
         there = None if against is None else chain.check(against / CROSSED)
     if not verify:
