@@ -25,6 +25,7 @@ from tests.pretended_gpu import GPU, MixedDevices, Pretended
 # half differs from another's.
 SAME = {"fedavg few", "fedavg uniform", "fdann few"}
 RUNS = {name: case for name, case in CASES.items() if name not in SAME} | {"mdan": ("mdan", {})}
+RUNS["kd3a moments"] = "kd3a", {"kd3a.batchnorm": "loss", "kd3a.teacher-batchnorm": "batch"}
 FEW: dict[str, Any] = {"feddadil.samples": 8, "feddadil.batch-size": 4, "feddadil.distil": 2}
 FEW |= {"feddadil.fixed-points": 2}
 
