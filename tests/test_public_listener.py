@@ -88,7 +88,8 @@ class Line:
         self, path: str, body: bytes, headers: dict[str, str], method: str = "POST"
     ) -> tuple[int, bytes]:
         """Send a request and return the answer's status and body."""
-        head = {"content-type": "application/protobuf", "accept": "application/protobuf", **headers}
+        kinds = dict.fromkeys(("content-type", "accept"), "application/protobuf")
+        head = kinds | {"user-agent": "fedda"} | headers
         if self._open is None:
             context = ssl.create_default_context(cafile=str(self.hub.ca))
             self._open = http.client.HTTPSConnection(
@@ -295,6 +296,15 @@ def other_form(signature: str) -> str:
     """The second form in which the same signature of an elliptic curve is valid."""
     r, s = decode_dss_signature(base64.b64decode(signature))
     return base64.b64encode(encode_dss_signature(r, ORDER - s)).decode()
+
+
+def test_flowers_own_supernode_begins_no_session(hub: Hub) -> None:
+    """It knows no lanes, and a run would wait for it in vain."""
+    site = Site(hub, "trent")
+    body = requests(site.id, public_key_to_bytes(site.key.public_key()))["activate-node"]
+    another = signed(site.key) | {"user-agent": "python-httpx/0.28"}
+    assert site.line.ask("/v1/fleet/activate-node", body, another) == (403, b"refused: program\n")
+    wait_until(lambda: "SuperNodes need" in hub.processes["superlink"].text(), "no word of it")
 
 
 def test_a_stranger_is_refused_before_it_has_sent_a_body(hub: Hub) -> None:

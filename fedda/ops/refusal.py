@@ -9,6 +9,7 @@
     role       the key is registered for the other role
     name       the key is registered under another name
     version    the server runs another version of fedda
+    program    the site runs another program than fedda's client
 
 Only the code crosses, and of two of them a word more. Each side makes the sentence itself, so that
 nobody can write into the other's log.
@@ -38,6 +39,7 @@ AT_SITE = {
     "name": "its key is registered under another name: leave --name out, or give the one that the "
     "server's operator chose",
     "version": "the server runs fedda {about}: install the same version here",
+    "program": "it takes fedda's own client alone: start `fedda-client` without --stock",
 }
 AT_SERVER = {
     "clock": "its clock is {about} this machine's: its operator has to set it",
@@ -49,8 +51,9 @@ AT_SERVER = {
     "role": "its key is registered as a {about}, and it offers itself in the other role",
     "name": "its key is registered under another name than it gives",
     "version": "it runs another version of fedda than this server's {about}",
+    "program": "it is no client of fedda's: Flower's own SuperNodes need Flower's own SuperLink",
 }
-LASTING = {"role", "name", "version"}  # to try again does not help
+LASTING = {"role", "name", "version", "program"}  # to try again does not help
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from .listener import CONNECTION
 from .rejections import Rejections
 from .waiting import WAITED, Waiting, wanted
 
+AGENT = b"fedda"  # how fedda's own client calls itself; another knows no lanes
 SELF_MADE = ("register-node", "unregister-node")  # where sites have keys, this is the operator's
 
 Who = Callable[[list[tuple[bytes, bytes]]], Caller | Unwelcome]
@@ -87,8 +88,11 @@ class SiteCalls:
         if site is not None and not _is_own(request, site):
             raise RefusedCall(401, "signed by another site")
         again = _replay(body, receive)
-        if site is not None and isinstance(request, fleet.ActivateNodeRequest):
-            self._check_offer(site, scope)
+        if isinstance(request, fleet.ActivateNodeRequest):
+            if (b"user-agent", AGENT) not in scope["headers"]:
+                raise self._turned(403, Refusal("program"), site.node_id if site else 0, scope)
+            if site is not None:
+                self._check_offer(site, scope)
             await self._begin(site, scope, again, send)
         elif isinstance(request, fleet.PullMessagesRequest) and self.waiting is not None:
             await self._work(self.waiting, request.node.node_id, scope, again, send)
@@ -124,11 +128,11 @@ class SiteCalls:
             self.turned.note(why, node_id, (scope.get("client") or ("?",))[0])
         return RefusedCall(status, f"refused: {why.code}", why)
 
-    async def _begin(self, site: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _begin(self, site: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin a session, or say that another one of this site is open."""
 
         async def told(event: Event) -> None:
-            if event["type"] == "http.response.start" and event["status"] != 200:
+            if site and event["type"] == "http.response.start" and event["status"] != 200:
                 self._turned(event["status"], Refusal("in-use"), site.node_id, scope)
                 event = _with(event, (REFUSED.encode(), b"in-use"))
             await send(event)
