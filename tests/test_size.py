@@ -41,7 +41,7 @@ BUDGETS = {
     "fedda/settings": 675,
     "fedda/wire": 375,
     "server": 2_450,
-    "server/superlink": 1_425,
+    "server/superlink": 1_450,
     "server/watching": 375,
     "strategies": 1_250,
     "strategies/sites": 775,
