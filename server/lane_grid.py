@@ -127,6 +127,16 @@ class LaneGrid(Grid):
         """Accept replies with `size` bytes of arrays, even if no request was as large."""
         self.sent = max(self.sent, size)
 
+    def advice(self) -> str:
+        """What to do about sites that were invited and have not come; empty if none are."""
+        waits = [site for site in self._sites.values() if not site.line.met]
+        if not waits or not self.host.port:
+            return ""
+        return (
+            f" {len(waits)} sites were invited to port {self.host.port} of this machine: where "
+            "they are on others, name an address that they reach with -c run.listen=HOST:PORT."
+        )
+
     # ---- Flower's Grid -------------------------------------------------------------------------
 
     @property

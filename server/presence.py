@@ -85,6 +85,7 @@ class Sites:
                 raise QuorumError(
                     f"After {wait.sites:g} s {sources} sources and {targets} targets have joined, "
                     f"but the run needs {needed}; start more clients or raise wait.sites."
+                    f"{getattr(self.grid, 'advice', str)()}"
                     f"{offers}"
                 )
             time.sleep(LOOK)

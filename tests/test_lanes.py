@@ -405,6 +405,24 @@ def test_without_a_gateway_a_run_has_a_port_of_its_own() -> None:
             LaneHost(Address("127.0.0.1", field.grid.host.port))
 
 
+def test_a_run_at_a_port_that_sites_do_not_reach_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(Field(own_port=True)) as field:
+        assert field.grid.advice() == ""
+        field.server.sites[12] = Session(12)  # which never comes
+        field.grid.push_messages([request(node=12)])
+        wait_until(lambda: bool(field.server.invited), "nobody is invited")
+        assert "1 sites were invited" in field.grid.advice()
+        assert "-c run.listen=HOST:PORT" in field.grid.advice()
+    monkeypatch.setattr(site_end, "GONE_S", 0.2)
+    gone = LaneInvitation(invitation.new_name(), tls.fresh("x")[0].decode(), "0" * 64, 1)
+    lane = site_end.Lane(gone, "127.0.0.1:2", "", queue.SimpleQueue())
+    wait_until(lambda: lane.over, "it tries for ever")
+    assert "a run invites this site and cannot be reached" in caplog.text
+    lane.close()
+
+
 def test_a_message_that_is_no_invitation_is_dropped(field: Field) -> None:
     """Nothing that another node sends, or that Flower brings, is worked on."""
     node = field.join(11)

@@ -113,14 +113,16 @@ class Lane:
 
     def close(self) -> None:
         """Hang up."""
-        self._dialer.close()
         self._end()
+        self._dialer.close()
 
     def _gone(self, why: Exception) -> None:
         if isinstance(why, WireError):
             log.error("a run's stream is closed: %s", why)
         elif isinstance(why, Ended):
             log.info("a run's stream has ended: %s", why)
+        elif not self.line.met and not self.over:
+            log.warning("a run invites this site and cannot be reached (%s)", why)
         self._end()
 
     def _end(self) -> None:
