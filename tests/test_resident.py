@@ -254,6 +254,19 @@ def test_a_reply_that_cannot_be_serialised_is_replaced_by_a_code(clock: Clock) -
     assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
 
 
+def test_a_call_is_repeated_until_the_server_comes_back(clock: Clock) -> None:
+    failures = [Unreachable("x"), Unreachable("x"), Unreachable("x")]
+    events: list[str] = []
+
+    def call() -> str:
+        if failures:
+            raise failures.pop()
+        return "answer"
+
+    assert patience.persist(call, lambda kind, _: events.append(kind)) == "answer"
+    assert clock.slept == [0.5, 1.0, 2.0] and events == ["waiting", "back"]
+
+
 def test_a_reply_that_nobody_waits_for_any_more_is_dropped(clock: Clock) -> None:
     lanes = FakeLanes(message(), message())
     lanes.send_failures = [RunOver()]

@@ -21,8 +21,8 @@ OnEvent = Callable[[str, str], None]
 T = TypeVar("T")
 
 
-def persist(call: Callable[[], T], tell: OnEvent, ends: float = float("inf")) -> T:
-    """Repeat a call while the server does not answer, until the deadline."""
+def persist(call: Callable[[], T], tell: OnEvent) -> T:
+    """Repeat a call while the server does not answer."""
     pause, longest = BACK_OFF_S
     failed = False
     while True:
@@ -32,8 +32,6 @@ def persist(call: Callable[[], T], tell: OnEvent, ends: float = float("inf")) ->
             if not failed:
                 tell("waiting", f"the server does not answer ({error}); trying again")
             failed = True
-            if time.monotonic() + pause > ends:
-                raise
             time.sleep(pause)
             pause = min(2 * pause, longest)
         else:

@@ -188,13 +188,14 @@ def bytes_that_leave(site: Site, request: Request, reply: SiteReply) -> None:
 
 
 CheckReply = Callable[[Site, Request, SiteReply], None]
-LEAVING: tuple[CheckReply, ...] = (answers_by_class, bytes_that_leave)
+AS_MADE: tuple[CheckReply, ...] = (finite_out, contract_out)  # on numbers as they were computed
+LEAVING: tuple[CheckReply, ...] = (answers_by_class, bytes_that_leave)  # as they leave
 
 
 def release(
     site: Site, request: Request, arrays: Mapping[str, Packed], numbers: Numbers
 ) -> SiteReply:
-    """Let a reply leave if it may -> it, with its numbers as coarse as they may leave.
+    """Let a reply leave if AS_MADE and LEAVING do -> it, its numbers as coarse as they may leave.
 
     Args:
         site: this site.
@@ -207,7 +208,7 @@ def release(
     """
     room_on_disk(site, request)
     made = SiteReply(arrays, numbers)
-    for check in (finite_out, contract_out):
+    for check in AS_MADE:
         check(site, request, made)
     told = SiteReply(arrays, quantise(numbers, request.contract.leaves))
     for check in LEAVING:
