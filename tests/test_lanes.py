@@ -439,7 +439,13 @@ def test_a_message_that_is_no_invitation_is_dropped(field: Field) -> None:
 
 @pytest.mark.parametrize(
     ("takes", "held", "pause"),
-    [(0.01, 0.0, site_end.POLL_S), (1.0, 1.0, site_end.PAUSE_S), (0.7, 0.0, 1.4), (1.7, 1.0, 1.4)],
+    [
+        (0.01, 0.0, site_end.POLL_S),
+        (1.0, 1.0, site_end.PAUSE_S),
+        (0.7, 0.0, 1.4),
+        (1.7, 1.0, 1.4),
+        (75.0, 1.0, site_end.MOST_PAUSE_S),  # the system stopped this process meanwhile
+    ],
 )
 def test_a_busy_server_is_asked_less_often(
     monkeypatch: pytest.MonkeyPatch, takes: float, held: float, pause: float

@@ -37,6 +37,9 @@ LOOK_S = 1.0  # seconds for which the node waits for a request
 UNCLEAR = 2**28  # bytes that a request may have whose settings do not say how many it may
 MOST_LANES = 64
 PAUSE_S, POLL_S = 0.05, 0.5  # between two looks, if the server holds requests for work or not
+# A server that answers slowly is asked less often, but a site whose system stopped it for an hour,
+# or which got no answer for so long, does not wait for another one: an invitation lasts 20 s.
+MOST_PAUSE_S = 5.0
 
 MostBytes = Callable[[Message], int]
 
@@ -254,7 +257,8 @@ class Lanes:
                 if message is None:
                     # A slow answer means a busy server, unless it only held the request.
                     pause = 2 * (time.monotonic() - asked - fleet.waited)
-                    time.sleep(max(pause, PAUSE_S if fleet.waited else POLL_S))
+                    least = PAUSE_S if fleet.waited else POLL_S
+                    time.sleep(min(max(pause, least), MOST_PAUSE_S))
                 else:
                     self._invited(message, fleet.key)
             except Exception as error:
