@@ -438,9 +438,9 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     handed = fleet_pb2.PullMessagesResponse(messages_list=[message_pb2.Message()])
     content = b"" if case == "nothing" else handed.SerializeToString()
 
-    async def for_work(node_id: int, seconds: float) -> tuple[float, bool]:
+    async def for_work(node_id: int, seconds: float) -> tuple[float, int]:
         line.is_open = case != "gone"
-        return seconds, case != "not asked"
+        return seconds, 0 if case == "not asked" else 2
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         assert case not in ("gone", "not asked")
@@ -462,4 +462,4 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     calls = SiteCalls(app, Traffic(), lambda _: Caller(7, b""), waiting=wait)  # type: ignore[arg-type]
     asyncio.run(calls(scope, receive, send))
     assert sent[1]["body"] == (content if case in ("handed", "failed") else b"")
-    assert told == {"handed": [(7, 1)], "nothing": [(7, 0)]}.get(case, [])
+    assert told == {"handed": [(7, 1, 2)], "nothing": [(7, 0, 2)]}.get(case, [])

@@ -30,9 +30,9 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         state = SimpleNamespace(store_message_and_object_tree=lambda message: "done")
         made = Waiting(state)
         began_with = [await made.for_work(node, FAR) for node in (7, 8, 9)]
-        assert all(may for _, may in began_with), "work may be older than this server"
+        assert all(most == 1 for _, most in began_with), "work may be older than this server"
         for node in (7, 8, 9):
-            made.handed(node, 0)
+            made.handed(node, 0, 1)
         monkeypatch.setattr(waiting, "WHILE", 0.2)
         waited, may = await made.for_work(7, FAR)
         assert waited >= 0.19 and not may
@@ -56,11 +56,15 @@ def test_a_site_waits_until_there_is_work_for_it(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(0.01)
         for left in (1, 0):
             assert (await made.for_work(7, FAR))[1]  # again and again, until it was handed both
-            made.handed(7, 1)
-            assert (await made.for_work(7, 0.0))[1] == (left > 0)
+            made.handed(7, 1, left + 1)
+            assert (await made.for_work(7, 0.0))[1] == left
         state.store_message_and_object_tree(stored(7))  # it expires before the site asks
-        assert (await made.for_work(7, FAR))[1]
-        made.handed(7, 0)
+        most = (await made.for_work(7, FAR))[1]
+        state.store_message_and_object_tree(stored(7))  # while the server looks, and sees it not
+        await asyncio.sleep(0.01)
+        made.handed(7, 0, most)
+        assert (await made.for_work(7, FAR))[1] == 1, "an invitation would lie there unseen"
+        made.handed(7, 1, 1)
         waits = asyncio.create_task(made.for_work(7, FAR))
         await asyncio.sleep(0)
         assert not waits.done() and not reply.done()
@@ -85,7 +89,7 @@ def test_the_more_sites_wait_the_longer_each_does(monkeypatch: pytest.MonkeyPatc
         made = Waiting(state)
         for before in (0, 99, 499, 10_000):
             made._idle = before
-            made.handed(7, 0)
+            made.handed(7, 0, 1)
             await made.for_work(7, 60.0)
             await made.for_work(7, 2.0)
 

@@ -143,11 +143,9 @@ class SiteCalls:
         self, waiting: Waiting, node_id: int, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Hand a site its next invitation, if there is one or comes while the site waits."""
-        waited, may = 0.0, True
-        if seconds := wanted(scope["headers"]):
-            waited, may = await waiting.for_work(node_id, seconds)
+        waited, most = await waiting.for_work(node_id, wanted(scope["headers"]))
         line = scope.get(CONNECTION)
-        if not may or (line is not None and not line.is_open):  # nobody would read it
+        if not most or (line is not None and not line.is_open):  # nobody would read it
             media = (b"content-type", PROTOBUF_MEDIA_TYPE.encode())
             headers = [media, (b"content-length", b"0"), (WAITED, f"{waited:.3f}".encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -167,7 +165,7 @@ class SiteCalls:
         await self.app(scope, receive, told)
         if status == 200:
             handed = fleet.PullMessagesResponse.FromString(answer)
-            waiting.handed(node_id, len(handed.messages_list))
+            waiting.handed(node_id, len(handed.messages_list), most)
 
 
 def _with(event: Event, header: tuple[bytes, bytes]) -> Event:

@@ -55,12 +55,13 @@ class Waiting:
 
         state.store_message_and_object_tree = stored
 
-    async def for_work(self, node_id: int, seconds: float) -> tuple[float, bool]:
+    async def for_work(self, node_id: int, seconds: float) -> tuple[float, int]:
         """Wait until there may be work for a site, for no longer than it would.
 
         Returns:
-            For how many seconds it waited, and whether there may be work. If there may not, nobody
-            has to look: this server has seen none come that the site was not handed.
+            For how many seconds it waited, and how many requests there are for it at most. If
+            there are none, nobody has to look: this server has seen none come that the site was
+            not handed.
         """
         due, began = self._due[node_id], time.monotonic()
         if not self._closed and seconds > 0:
@@ -73,12 +74,18 @@ class Waiting:
                 pass
             finally:
                 self._idle -= 1
-        return time.monotonic() - began, due.some.is_set()
+        return time.monotonic() - began, due.most
 
-    def handed(self, node_id: int, requests: int) -> None:
-        """Note how many requests a site was handed when it asked; none: there are none for it."""
+    def handed(self, node_id: int, requests: int, most: int) -> None:
+        """Note how many requests a site was handed when it asked.
+
+        Args:
+            node_id: the site.
+            requests: it was handed; none: those that there were have expired.
+            most: there were when it asked. Others may have come meanwhile.
+        """
         due = self._due[node_id]
-        due.most = max(0, due.most - requests) if requests else 0
+        due.most = max(0, due.most - (requests or most))
         if not due.most:
             due.some.clear()
 
