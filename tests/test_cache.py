@@ -178,8 +178,6 @@ def test_auto_keeps_only_large_sets_on_disk(
     assert Cache.of("memory", tmp_path) is None and Cache.of("auto", None) is None
     with pytest.raises(ConfigError, match="--state-dir"):
         Cache.of("disk", None)
-    with pytest.raises(ConfigError, match="auto, memory or disk"):
-        Cache.of("tape", tmp_path)
 
 
 @pytest.mark.parametrize("role", ["source", "target"])

@@ -19,7 +19,7 @@ BUDGETS = {
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_725,
-    "fedda/config": 350,
+    "fedda/config": 400,
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,
     "fedda/contrib/benchmarks": 1_475,

@@ -9,7 +9,7 @@ release      whether a reply may leave; take its bytes from the budget
 import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fedda.config import LEAST_NOISE
 from fedda.errors import PolicyError
@@ -49,11 +49,6 @@ class Gate:
         self._spent = None if state is None else Spent(state, policy.budget)
         # The training whose model was measured last, and the most bytes of its requests' arrays.
         self._measured: tuple[tuple[Any, ...], int] = (), 0
-
-    @classmethod
-    def of(cls, node: Mapping[str, Any], policy: Policy, state: Path | None) -> Self:
-        """Make the gate of a node configuration."""
-        return cls(policy, state)
 
     def check_time(self, now: dt.datetime | None = None) -> None:
         """Check that the site answers now, or at another local time.

@@ -52,7 +52,7 @@ class Summing(Client):
             )
         trail = self.site.trail
         trail.joins(self.request)
-        stream = exchange.connect(invitation, self.site.server)
+        stream = exchange.connect(invitation, self.site.config.server)
         try:
             if self.exchange.lazy.masked:
                 self._seeds = self.site.summed.meet(self.request, stream)

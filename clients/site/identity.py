@@ -19,11 +19,11 @@ class Identity:
 
     Args:
         name: the site.
-        key: the file of its node key; empty: it has none.
-        peers: the file of the federation's public keys; empty: it has none.
+        key: the file of its node key, if it has one.
+        peers: the file of the federation's public keys, if it has one.
     """
 
-    def __init__(self, name: str, key: str, peers: str) -> None:
+    def __init__(self, name: str, key: Path | None, peers: Path | None) -> None:
         self.name = name
         self._key, self._peers = key, peers
 
@@ -38,12 +38,12 @@ class Identity:
         Raises:
             SecureError: this site was not given its key or the others'.
         """
-        if not self.complete:
+        if self._key is None or self._peers is None:
             raise SecureError(
                 "The run hides models or gradients from the server, but this site was not given "
                 "the federation's public keys; start fedda-client with --key and --peers."
             )
-        return keys.peers(Path(self._peers), role)
+        return keys.peers(self._peers, role)
 
     def everyone(self) -> Mapping[str, Any]:
         """Return the public keys of all sites, by name.
@@ -55,7 +55,8 @@ class Identity:
 
     def private(self) -> Any:
         """Return this site's own node key."""
-        return keys.load_node_key(Path(self._key))
+        assert self._key is not None, "peers were asked for before"
+        return keys.load_node_key(self._key)
 
     def offer(self, own: Own) -> Packed:
         """Sign a key for one occasion -> what is sent to the others.

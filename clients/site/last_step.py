@@ -91,7 +91,7 @@ def _source_only(client: Refining) -> Model | None:
     if task.method == REFERENCE:
         return None
     own = state.refined_path(site, task.model_copy(update={"method": REFERENCE}).training)
-    path = site.source_only or own
+    path = site.config.source_only or own
     if path is None or not path.is_file():
         return None
     loaded, meta = models.load(path)

@@ -4,15 +4,14 @@ import logging
 import math
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from fedda import __version__, data, plugins
-from fedda.config import FEATURES_HIDE, IMAGES_HIDE
 from fedda.config.inputs import Inputs
+from fedda.config.site_config import SiteConfig
 from fedda.data import categories, naming
 from fedda.data.naming import listed
 from fedda.errors import BatchError, ConfigError
@@ -45,50 +44,38 @@ class Site:
     """One site: its role, its folder of data and the device it trains on.
 
     Args:
-        node: role, name, data (path), and optionally device, compile (true: torch.compile makes
-            its networks faster), threads, state-dir, notes (false: none
-            are taken), poison (percent of labels to flip), min-images (the fewest images of a round
-            here), min-examples (the fewest examples of a gradient that leaves), noise (on each such
-            gradient, in multiples of its largest norm), test-noise (on each number of a test, in
-            multiples of its largest value), server (the host that this site dials), cache (auto,
-            memory or disk: where decoded images are kept), split, gray-bits, skip-broken and
-            follow-links (what it says of its files, `data.Reading`), weights (its own file of a
-            pretrained network's weights), start-from (a model file that runs may start from), key
-            and peers (files: its node key, and the federation's public ones), features-dir (where
-            its features are kept), teacher (a target's file of a teacher of its own,
-            `clients.site.teacher`), source-only (a target's file of what the last step made of
-            FedAvg's model, where another run trained that) and reproducible (true: images are
-            divided into blocks by the site's name, not by chance).
+        node: the settings of `SiteConfig`, as a flat table.
+
+    Raises:
+        ConfigError: one of them is missing, unknown or impossible.
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
-        self.role: Role = "target" if node["role"] == "target" else "source"
-        self.path = Path(str(node["data"]))
-        self.name = str(node.get("name") or self.path.name)
-        self.device = pick_device(str(node.get("device", "auto")))
-        self.compiled = bool(node.get("compile"))
-        self.poison = float(node.get("poison", 0))
-        self.min_images = int(node.get("min-images", IMAGES_HIDE))
-        self.min_examples = int(node.get("min-examples", FEATURES_HIDE))
-        self.server = str(node.get("server", ""))
-        self.state_dir = Path(str(node["state-dir"])) if node.get("state-dir") else None
+        config = SiteConfig.parse(node)
+        self.config = config
+        self.role: Role = config.role
+        self.path = config.data
+        self.name = config.name or self.path.name
+        self.device = pick_device(config.device)
+        self.min_images, self.min_examples = config.min_images, config.min_examples
+        self.state_dir = config.state_dir
         folder = self.state_dir / self.name / "cache" if self.state_dir else None
-        self.cache = data.Cache.of(str(node.get("cache", "auto")), folder)
-        self.reading = data.Reading.said(node)
+        self.cache = data.Cache.of(config.cache, folder)
+        self.reading = data.Reading.said(config.table())
         # Without a folder to keep the division in, it must be the same after a restart.
-        self.reproducible = self.state_dir is None or bool(node.get("reproducible"))
+        self.reproducible = self.state_dir is None or config.reproducible
         if self.reproducible and self.device.type == "cuda":
             repeatable()
         self.few = 1 if self.reproducible else FEW
         # In an experiment, the few images of a small site are one block, unless a limit is set.
-        self._lenient = self.reproducible and "min-images" not in node
+        self._lenient = self.reproducible and "min_images" not in config.model_fields_set
         self._secret = ""
         self.shelf = ModelCache()
         self.noted = ""  # the training whose first note was tried last
-        self._obey(node)
-        if node.get("threads"):
+        self._obey(config)
+        if config.threads:
             # The number of threads changes the last bits of sums, so all engines must use the same.
-            torch.set_num_threads(int(node["threads"]))
+            torch.set_num_threads(config.threads)
         self._described: data.Description | None = None
         self._said: set[str] = set()  # what is odd about the data
         self._blocks: Blocks | None = None
@@ -96,44 +83,33 @@ class Site:
         self._tests: dict[tuple[Any, ...], Any] = {}
         self._workspaces: dict[tuple[Any, ...], Workspace] = {}
         folder = None if self.state_dir is None else self.state_dir / self.name / FROZEN
-        if node.get("features-dir"):
-            folder = Path(str(node["features-dir"]))
-        self.frozen = Frozen(self.device, folder, str(node.get("weights", "")), self.name)
+        own = config.features_dir or folder
+        self.frozen = Frozen(self.device, own, str(config.weights or ""), self.name)
         # Whoever simulates sites is their server, too, whose models are then his own.
-        start = Path(str(node["start-from"])) if node.get("start-from") else None
-        self.origin = Origin(self, self.frozen, start) if node.get("audited") else None
-        self.source_only = Path(str(node["source-only"])) if node.get("source-only") else None
-        taught = Path(str(node["teacher"])) if node.get("teacher") else None
-        self.teacher = teacher.shared(taught, self.path, self.reading, self.device)
+        self.origin = Origin(self, self.frozen, config.start_from) if config.audited else None
+        self.teacher = teacher.shared(config.teacher, self.path, self.reading, self.device)
 
-    def _obey(self, node: Mapping[str, Any]) -> None:
-        """Let the stricter of the site's policy and its other settings hold.
-
-        The node's `policy` is a policy's settings as JSON; with `audited` the site books budgets
-        and writes an audit log, and its process, which is then for this site alone, uses only the
-        policy's packages.
-        """
-        self.policy = policy = Policy.parse(str(node.get("policy", "")))
-        if node.get("audited"):
-            plugins.restrict(self.policy.allow.plugins)
-        self.min_images = max(self.min_images, self.policy.protect.min_images)
-        self.min_examples = max(self.min_examples, self.policy.protect.min_examples)
-        booked = self.state_dir if node.get("audited") else None
+    def _obey(self, config: SiteConfig) -> None:
+        """Let the stricter of the site's policy and its other settings hold."""
+        self.policy = policy = Policy.parse(config.policy)
+        if config.audited:
+            plugins.restrict(policy.allow.plugins)
+        protect, self.keep = policy.protect, policy.keep
+        self.min_images = max(self.min_images, protect.min_images)
+        self.min_examples = max(self.min_examples, protect.min_examples)
+        booked = self.state_dir if config.audited else None
         self.trail = AuditLog(booked)
-        files = str(node.get("key", "")), str(node.get("peers", ""))
-        self.identity = Identity(self.name, *files)
+        self.identity = Identity(self.name, config.key, config.peers)
         place = self.state_dir / self.name if self.state_dir else None
-        lasting = place if node.get("forgetful") else None  # a process may not see two requests
+        lasting = place if config.forgetful else None
         summed, sealed = (Drawer(lasting and lasting / f"{of}.key") for of in ("summed", "sealed"))
-        self.gate = Gate.of(node, policy, booked)
+        self.gate = Gate(policy, booked)
         self.summed = Summed(self.identity, policy.secure, place, summed)
         self.sealed = Sealed(self.identity, policy.secure, sealed)
-        protect, self.keep = policy.protect, policy.keep
-        self.noise = max(float(node.get("noise", 0)), protect.noise)
+        self.noise = max(config.noise, protect.noise)
         self.clip = math.inf if protect.clip is None else protect.clip
-        self.test_noise = max(float(node.get("test-noise", 0)), protect.test_noise)
-        own = self.state_dir is not None and bool(node.get("notes", True))
-        self.notes = own and policy.keep.notes
+        self.test_noise = max(config.test_noise, protect.test_noise)
+        self.notes = self.state_dir is not None and config.notes and policy.keep.notes
 
     @property
     def labels(self) -> bool:
@@ -268,10 +244,10 @@ class Site:
             images = load(self.path, **self._form(inputs), progress=shown)
         if not isinstance(images, data.Labelled):
             return images
-        if self.poison:
+        if self.config.poison:
             # The same labels are wrong in every round and run: a bad site, not a noisy one.
-            images = data.poison(images, self.poison, generator("poison", self.name))
-            logger.warning("poison: %g%% of this site's labels are flipped", self.poison)
+            images = data.poison(images, self.config.poison, generator("poison", self.name))
+            logger.warning("poison: %g%% of this site's labels are flipped", self.config.poison)
         return images
 
     def draws_of_noise(self, seed: int) -> np.random.Generator:

@@ -9,6 +9,7 @@ import torch
 from torch import nn, optim
 
 from fedda import models
+from fedda.config.site_config import SiteConfig
 from fedda.settings import Task
 from fedda.train import make_optimizer
 from fedda.wire import packing
@@ -62,7 +63,7 @@ class Home(state.Place, Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def compiled(self) -> bool: ...
+    def config(self) -> SiteConfig: ...
 
     @property
     def frozen(self) -> Frozen: ...
@@ -97,7 +98,7 @@ class Workspace:
         extension = extension or models.Extension.of(task.about, task.options)
         made = models.blank(task.model, task.dims, task.classes, extension)
         made.attach(self._site.frozen.part(task)).to(self._site.device)
-        train, compiled = task.train, self._site.compiled
+        train, compiled = task.train, self._site.config.compile
         on_cpu = self._site.device.type == "cpu"
         pixels = train.batch_size * math.prod(task.dims[1:]) if on_cpu else 0
         layout = models.layout_of(task.model, train.layout, pixels)

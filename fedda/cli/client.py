@@ -9,14 +9,16 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from fedda.cli.exits import clear_exit
 from fedda.cli.helped import HelpedCommand
 from fedda.cli.its_files import names_files, reading_of
-from fedda.config import FEATURES_HIDE, IMAGES_HIDE, is_site_name
+from fedda.cli.options import given, of_section
+from fedda.config import is_site_name
+from fedda.config.site_config import SiteConfig, SiteOptions
 from fedda.errors import ConfigError, DataError, KeyFileError
 from fedda.files import states
 from fedda.halves import load
@@ -33,37 +35,25 @@ if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
+FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
+SHOWN: dict[str, dict[str, Any]] = {
+    "data": {"metavar": "DIR"},
+    "key": {"metavar": "FILE"},
+    "state_dir": {"metavar": "DIR", "file_okay": False},
+    "poison": {"metavar": "PERCENT"},
+    **dict.fromkeys(("peers", "weights", "start_from", "teacher"), FILE),
+}
+
+
 @app.command(cls=HelpedCommand)
 @names_files
+@given("options", of_section(SiteOptions, SHOWN), dict)
 def client(
-    role: Annotated[Literal["source", "target"], typer.Option()],
-    data: Annotated[Path, typer.Option(metavar="DIR")],
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT")],
-    name: str | None = None,
-    device: str = "auto",
-    compile_: Annotated[bool, typer.Option("--compile")] = False,
+    options: dict[str, Any],
     ca: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    peers: Annotated[Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)] = None,
     insecure: Annotated[bool, typer.Option("--insecure")] = False,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", file_okay=False)] = None,
-    threads: Annotated[int | None, typer.Option(min=1, show_default=False)] = None,
-    poison: Annotated[float, typer.Option(min=0, max=100, metavar="PERCENT")] = 0.0,
-    min_images: Annotated[int, typer.Option(min=2)] = IMAGES_HIDE,
-    min_examples: Annotated[int, typer.Option(min=1)] = FEATURES_HIDE,
-    noise: Annotated[float, typer.Option(min=0)] = 0.0,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
-    ] = None,
-    start_from: Annotated[
-        Path | None, typer.Option("--start-from", metavar="FILE", exists=True, dir_okay=False)
-    ] = None,
-    teacher: Annotated[
-        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False)
-    ] = None,
-    reproducible: Annotated[bool, typer.Option("--reproducible")] = False,
     policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    cache: Literal["auto", "memory", "disk"] = "auto",
     *,
     files: dict[str, Any],
     no_notes: Annotated[bool, typer.Option("--no-notes")] = False,
@@ -91,49 +81,10 @@ def client(
     trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
 
     Options:
-        role: source: brings labelled data. target: brings data without labels.
-        data: The site's data; see `fedda data check --help`.
         superlink: The server to join.
-        name: What the server calls this site; it must be the name that the key is registered for.
-            Default: the key file's name (without .key); with --insecure, the data folder's.
-        device: auto, cpu or cuda:N.
-        compile_: Let torch.compile make the networks faster; it takes up to minutes once, so it
-            pays in long runs of large networks. Without a C++ compiler it has no effect.
         ca: The file ca.crt that the server's operator handed out.
-        key: This site's own private key.
-        peers: The public keys of the federation's sites, which you got from their operators and not
-            from the server; needed where models are hidden from it (secure=sum, kd3a.relay=sealed).
         insecure: No TLS, no key: for trying out on one machine.
-        state_dir: Where this site keeps its own files; one folder per running client. Default:
-            ~/.local/state/fedda/NAME.
-        threads: CPU threads to use. Default: all.
-        poison: Share of labels to replace by wrong ones, for experiments.
-        min_images: Do not train on fewer images in a round: a model trained on a few images reveals
-            too much about them. The server cannot change this.
-        min_examples: Send no gradient that is summed over fewer examples: from a gradient over a
-            few examples, their features can be computed (`fedda audit gradients` tries it). The
-            server cannot change this; a site with fewer examples cannot take part in methods that
-            sum gradients.
-        noise: Least Gaussian noise to add to each gradient before it is sent, in multiples of the
-            norm that it is clipped to, and to each class mean; the server can only ask for more
-            (exchange.noise).
-        weights: This site's copy of a pretrained network's weights, for runs whose weights come
-            from a file. It must be the same as the server's.
-        start_from: A finished model from which runs may start here (fedda run --start-from). This
-            site trains no first model but the one that it draws itself and this one, as a model
-            can be made to read single images: know where the file is from.
-        teacher: A teacher that this target has already: its class probabilities of these images
-            (.csv as `fedda predict` writes it, or .npz), or a model (.safetensors, or .onnx of
-            `fedda export`). KD3A, SHOT, DECISION, Co-MDA and the last step hear it beside what
-            the sources taught. It never leaves the site, and the server is not told.
-        reproducible: Divide the images into blocks by this site's name instead of by chance, so
-            that a run can be repeated exactly: for experiments on one machine. A round uses whole
-            blocks, and nobody else should know which images these are.
         policy: What this site lets a server do; see `fedda policy --help`.
-        cache: Where decoded images, tables of numbers and arrays of .npz and HDF5 files are kept:
-            in memory, or on disk under --state-dir, so that they may be more than memory holds and
-            a restart finds them. auto: on disk if they take more than 1 GB (or a quarter of
-            memory). The last four sets are kept.
         no_notes: Write no notes of a training: features and confusion matrix. They are written
             under --state-dir for this site only, and are never sent.
         stock: Run Flower's own SuperNode instead. Slower, and it executes whatever program the
@@ -144,85 +95,67 @@ def client(
         _parent(parent_pid, stock)
         server = address(superlink)
         superlink = str(server)
-        _check_options(ca, key, insecure)
+        more = {"server": superlink, "notes": not no_notes, "audited": True}
+        site = SiteConfig.parse({**options, **files, **more})
+        _check_options(ca, site.key, insecure)
         through = proxy_to(server, tls=not insecure)
-        data = data.absolute()
-        name = name or _default_name(data, key)
+        name = site.name or _default_name(site.data, site.key)
         if not is_site_name(name):
             raise ConfigError(
                 f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
                 "no '/', and no '.' in front"
             )
-        state = (state_dir or states() / name).absolute()
-        config: dict[str, bool | int | float | str] = {
-            "role": role,
-            "name": name,
-            "data": str(data),
-            "device": device,
-            "compile": compile_,
-            "state-dir": str(state),
-            "poison": poison,
-            "min-images": min_images,
-            "reproducible": reproducible,
-            "min-examples": min_examples,
-            "noise": noise,
-            "weights": "" if weights is None else str(weights.absolute()),
-            "start-from": "" if start_from is None else str(start_from.absolute()),
-            "teacher": "" if teacher is None else str(teacher.absolute()),
-            "key": "" if key is None else str(key.absolute()),
-            "peers": "" if peers is None else str(peers.absolute()),
-            "server": str(server),
-            "notes": not no_notes,
-            "cache": cache,
-            **{name.replace("_", "-"): given for name, given in files.items()},
-            "audited": True,
-        }
-        if threads is not None:
-            config["threads"] = threads
-            os.environ["OMP_NUM_THREADS"] = str(threads)
+        state = site.state_dir or (states() / name).absolute()
+        site = site.model_copy(update={"name": name, "state_dir": state})
+        if site.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(site.threads)
         os.environ.update(OFFLINE)
         _logging(log)
         # A missing device is refused here, not in the middle of a run.
-        chosen = load("clients", "site.memory").pick_device(device)
+        chosen = load("clients", "site.memory").pick_device(site.device)
         rules = load("clients", "policy.rules").Policy
         protected = 0
         if policy is not None:
             policed = rules.read(policy)
             protected = policed.protect.min_images
-            config["policy"] = policed.model_dump_json(by_alias=True)
+            site = site.model_copy(update={"policy": policed.model_dump_json(by_alias=True)})
             from fedda import plugins
 
             plugins.restrict(policed.allow.plugins)  # before any of their code is imported
             for each in plugins.barred():
                 echo(f"note: {each}", err=True)
-        if peers is not None:
-            keys.peers(peers)  # refused here, not in the middle of a run
+        if site.peers is not None:
+            keys.peers(site.peers)  # refused here, not in the middle of a run
         from fedda.data import verify
 
         # All values are read once: a site whose data cannot be used must not hold up a run. Files
         # that have not changed since they were found good are not read again.
         with load("clients", "site.reading").shown("all files once") as progress:
             reading = reading_of(**files)
-            checked = verify(data, role, progress, known=state / "verified", reading=reading)
+            checked = verify(
+                site.data, site.role, progress, known=state / "verified", reading=reading
+            )
             summary = _summary(checked)
         echo(summary)
-        if teacher is not None:
-            found = load("clients", "site.teacher").checked(teacher, role, data, reading, chosen)
-            echo(f"teacher {teacher}: {found}")
+        if site.teacher is not None:
+            check = load("clients", "site.teacher").checked
+            found = check(site.teacher, site.role, site.data, reading, chosen)
+            echo(f"teacher {site.teacher}: {found}")
         try:  # it may join and be tested, and says in every round why it does not train
-            checked.check_size(max(min_images, protected))
+            checked.check_size(max(site.min_images, protected))
         except DataError as error:
             echo(f"warning: {error}")
+        config = site.table()
         # Held until the process ends: two clients with one folder would use the same session.
         with _lock(state) as lock:
             trail = load("clients", "policy.audit_log").AuditLog(state)
-            trail.started(name, str(config.get("policy", "")))
+            trail.started(name, site.policy)
             if stock:
-                _exec_stock(config, superlink, ca, key, state, lock)
+                _exec_stock(config, superlink, ca, site.key, state, lock)
             import torch
 
-            if threads is not None:
-                torch.set_num_threads(threads)
+            if site.threads is not None:
+                torch.set_num_threads(site.threads)
             # A process's first optimizer imports for two seconds: now, and not in a run's round 1.
             torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
             resident, installed = load("clients", "node.resident"), load("clients", "app").app
@@ -243,7 +176,7 @@ def client(
                     superlink=superlink,
                     node_config=config,
                     root_certificates=ca,
-                    key=key,
+                    key=site.key,
                     insecure=insecure,
                     on_event=say,
                     on_refusal=trail.answered,

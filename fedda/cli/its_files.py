@@ -1,13 +1,12 @@
 """What a site says of its own files: the options of every command that reads data."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedda.cli.exits import clear_exit
+from fedda.cli.options import Options, given
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Reading
@@ -69,7 +68,7 @@ ColumnsOption = Annotated[
 ]
 
 
-OPTIONS: dict[str, tuple[Any, str | bool]] = {
+OPTIONS: Options = {
     "split": (SplitOption, ""),
     "gray_bits": (GrayOption, "auto"),
     "skip_broken": (SkipOption, False),
@@ -85,7 +84,7 @@ def reads_files(command: Callable[..., None]) -> Callable[..., None]:
         with clear_exit():
             return reading_of(**given)
 
-    return _given(command, "reading", reading)
+    return given("reading", OPTIONS, reading)(command)
 
 
 def names_files(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,25 +92,7 @@ def names_files(command: Callable[..., None]) -> Callable[..., None]:
 
     It gets them by name, as they were given.
     """
-    return _given(command, "files", dict)
-
-
-def _given(command: Callable[..., None], whole_of: str, make: Callable[..., Any]) -> Any:
-    @functools.wraps(command)
-    def whole(**given: Any) -> None:
-        made = make(**{name: given.pop(name) for name in OPTIONS})
-        command(**given, **{whole_of: made})
-
-    kind, parameters = inspect.Parameter.KEYWORD_ONLY, list[inspect.Parameter]()
-    for parameter in inspect.signature(command).parameters.values():
-        if parameter.name == whole_of:
-            for name, (option, default) in OPTIONS.items():
-                parameters.append(inspect.Parameter(name, kind, default=default, annotation=option))
-        else:
-            parameters.append(parameter.replace(kind=kind))
-    whole.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    whole.__annotations__ = {each.name: each.annotation for each in parameters}
-    return whole
+    return given("files", OPTIONS, dict)(command)
 
 
 def reading_of(

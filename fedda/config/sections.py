@@ -1,7 +1,7 @@
 """Groups of settings, as nested tables and as one flat table with dotted keys."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,8 +15,11 @@ S = TypeVar("S", bound=BaseModel)
 class Section(BaseModel):
     """A frozen group of settings; unknown keys are refused.
 
-    The text below a setting, or `description` of its Field, says what it means.
+    The text below a setting, or `description` of its Field, says what it means; `SEE` names the
+    place that lists all.
     """
+
+    SEE: ClassVar[str] = "; see fedda settings"
 
     model_config = ConfigDict(
         frozen=True,
@@ -50,8 +53,11 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join([prefix, *map(str, first["loc"])]).lstrip(".")
+        see = getattr(section, "SEE", "")
         if first["type"] == "extra_forbidden":
-            raise ConfigError(f"There is no setting '{key}'; see fedda settings.") from None
+            raise ConfigError(f"There is no setting '{key}'{see}.") from None
+        if first["type"] == "missing":
+            raise ConfigError(f"The setting '{key}' is missing.") from None
         raise ConfigError(
             f"{key} is {first['input']!r}, which cannot be: {_reason(first['msg'])}."
         ) from None

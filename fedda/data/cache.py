@@ -58,14 +58,12 @@ class Cache:
         self._always = always
 
     @classmethod
-    def of(cls, mode: str, folder: Path | None) -> "Cache | None":
-        """The cache that a site asked for: `auto`, `memory` (none) or `disk`.
+    def of(cls, mode: Literal["auto", "memory", "disk"], folder: Path | None) -> "Cache | None":
+        """The cache that a site asked for; in memory there is none.
 
         Raises:
-            ConfigError: there is no such mode, or no folder for `disk`.
+            ConfigError: there is no folder for `disk`.
         """
-        if mode not in ("auto", "memory", "disk"):
-            raise ConfigError(f"The cache is {mode!r}; choose auto, memory or disk.")
         if mode == "disk" and folder is None:
             raise ConfigError("A cache on disk needs a state directory; give --state-dir.")
         if mode == "memory" or folder is None:
