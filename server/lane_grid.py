@@ -38,7 +38,10 @@ log = logging.getLogger("fedda.server")
 
 WHILE = 1.0  # seconds for which a look waits for a reply
 TICK_S = 0.25  # between two looks at what is late
-INVITED_S = 20.0  # seconds until an invitation is made again
+INVITED_S = 20.0  # seconds for which an invitation is good, and until it is made again
+# The same for a site that was here, at first; twice as long each time. Its process may have been
+# killed with the invitation in its hands.
+SOON_S = 2.5
 AGAIN_S = 2.0  # a site whose process goes on is back sooner; another one is invited
 HOLD_S = 10.0  # seconds for which half a reply is kept whose connection broke
 STALL_S = 300.0  # seconds without a frame in the middle of a message
@@ -80,9 +83,11 @@ class Guest:
     node: int
     ticket: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     line: LaneEnd = field(init=False)
-    invited: float = float("-inf")  # when, on the monotonic clock; -inf: no invitation is open
+    invited: float = float("-inf")  # when it last was, on the monotonic clock
+    again: float = float("-inf")  # when it may be invited again
+    pause: float = INVITED_S  # between two invitations
     wanted: bool = False  # whether it is to be invited at once
-    question: str = ""  # the invitation's message
+    questions: set[str] = field(default_factory=set)  # the invitations' messages
 
 
 class LaneGrid(Grid):
@@ -248,35 +253,38 @@ class LaneGrid(Grid):
     def _invite(self, sites: Sequence[Guest]) -> None:
         """Ask sites to open their streams that are online, unless they were asked just now."""
         now = time.monotonic()
-        sites = [site for site in sites if now >= site.invited + INVITED_S]
+        sites = [site for site in sites if now >= site.again]
         nodes = {node.node_id: node for node in self.get_nodes()} if sites else {}
         sites, messages = [site for site in sites if site.node in nodes], []
         if not sites:
             return
         for site in sites:
-            site.invited, site.wanted = now, False
+            site.invited, site.again, site.wanted = now, now + site.pause, False
+            site.pause = min(2 * site.pause, INVITED_S)
             invited = self.host.invite(site.ticket, site.line, *_known(nodes[site.node]))
             about = {"ttl": INVITED_S, "group_id": invited.text()}
             messages.append(Message(RecordDict(), site.node, KIND, **about))
         with self._calling:
             questions = list(self._grid.push_messages(messages))
         for site, question in zip(sites, questions, strict=True):
-            site.question = question or ""
-            if not question:
+            if question:
+                site.questions.add(question)
+            else:
                 error = Error(ErrorCode.NODE_UNAVAILABLE, "the server knows no such node")
                 self._give_up(site, error)
 
     def _answers(self) -> None:
         """Read why invitations came to nothing: Flower says so, sites answer none."""
         with self._calling:
-            open_ = {site.question: site for site in list(self._sites.values()) if site.question}
+            open_ = {q: site for site in list(self._sites.values()) for q in site.questions}
             replies = list(self._grid.pull_messages(list(open_))) if open_ else []
         for reply in replies:
             site = open_.get(reply.metadata.reply_to_message_id)
             if site is None:
                 continue
-            site.question = ""
-            site.invited = float("-inf")
+            site.questions.discard(reply.metadata.reply_to_message_id)
+            if not site.questions:
+                site.again = float("-inf")
             if (
                 reply.has_error()
                 and (code := reply.error.code) == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
@@ -392,8 +400,10 @@ class LaneGrid(Grid):
     def _is_awaited(self, site: Guest) -> bool:
         """Whether to invite a site; cut its stream if that stalls."""
         line, now = site.line, time.monotonic()
+        if line.met and line.since > site.invited:  # it has come since
+            site.again, site.pause = float("-inf"), SOON_S
+            site.questions.clear()
         if line.connected:
-            site.invited, site.question = float("-inf"), ""
             if line.partial is not None and line.partial.keeps and now > line.heard + STALL_S:
                 log.warning("the stream of node %d stalls; it is closed", site.node)
                 line.cut()
