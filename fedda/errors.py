@@ -27,6 +27,7 @@ puts it into words by `Code.public`.
 """
 
 import errno
+import shlex
 from enum import IntEnum
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # there is no room to write more
@@ -88,6 +89,11 @@ _PUBLIC = {
     Code.DISK: "the site's disk is full; its operator makes room there, and the site goes on",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
+
+
+def typed(*words: object) -> str:
+    """A command for a message, as a person may type it: its words are quoted for a shell."""
+    return shlex.join(map(str, words))
 
 
 def public(code: int) -> str:

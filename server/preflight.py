@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedda import models, records
 from fedda.config import ModelConfig
-from fedda.errors import Code, RosterError
+from fedda.errors import Code, RosterError, typed
 from fedda.settings import Task
 
 from .strategy_modules import mail, roster
@@ -73,7 +73,8 @@ def _of_weights(sites: list[str], config: ModelConfig, digest: str) -> str:
     if models.is_file(config.weights):
         remedy = f"start each with --weights and a copy of the server's {config.weights}"
     else:
-        remedy = f"run `fedda weights {config.name} {config.weights}` there, which shows the hash"
+        fetch = typed("fedda", "weights", config.name, config.weights)
+        remedy = f"run `{fetch}` there, which shows the hash"
     one = len(sites) == 1
     return (
         f"{', '.join(sites)} {'does' if one else 'do'} not have the weights '{config.weights}' of "

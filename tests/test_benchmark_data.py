@@ -573,9 +573,9 @@ def test_a_run_over_an_import(layout: str, target: str, tmp_path: Path) -> None:
     done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
     said = done.settings
     if layout == "office31":
-        assert said == "--preset photos"
-        said = "-c input.size=16"
-    words = (word.split("=") for word in said.split() if word != "-c")
+        assert said == ("--preset", "photos")
+        said = ("-c", "input.size=16")
+    words = (word.split("=") for word in said if word != "-c")
     proposed = {name: int(value) if value.isdigit() else value for name, value in words}
     flat = {"method": "kd3a", "rounds": 1, "train.batch-size": 4, "run.dir": str(tmp_path / "runs")}
     config = RunConfig.parse(flat | proposed)

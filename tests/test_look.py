@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from flwr.app import Message
+from PIL import Image
 from typer.testing import CliRunner
 
 from clients.policy import describe
@@ -33,6 +33,7 @@ from fedda.wire import LOOK_TABLE, packing
 from fedda.wire.packing import Kind
 from server import looking
 from server.journal import Journal
+from tests.command_lines import parse
 from tests.federation import Federation
 from tests.local_grid import Node, ScriptedGrid
 from tests.processes import leaving_nothing
@@ -567,12 +568,75 @@ def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
     seen = json.loads((out / "look.json").read_text())
     assert len(seen["sites"]) == 3 and seen["refused"] == {} and seen["target"] == "town"
     assert seen["text"] in done.output.replace("\n", " ") or seen["text"] in done.output
-    (line,) = [x for x in done.output.splitlines() if x.startswith("next: ")]
-    typed = shlex.split(line.removeprefix("next: "))
+    typed = next_line(done.output)
     assert typed[:3] == ["fedda", "run", "fedavg"] and typed[-2:] == ["--preset", "table"]
-    command: Any = typer.main.get_command(app)
-    command.commands["run"].make_context("run", typed[2:])
+    assert parse(typed)["target"] == "town"
     assert [e["event"] for e in Journal(out / "journal.jsonl").past("done")] == ["done"]
+
+
+def next_line(output: str) -> list[str]:
+    """The words of the command that is to be typed next."""
+    (line,) = [x for x in output.splitlines() if x.startswith("next: ")]
+    return shlex.split(line.removeprefix("next: "))
+
+
+def patients(folder: Path, name: str, sex: str = "male female", label: bool = True) -> None:
+    """A table with numbers, gaps and texts."""
+    x = rows(99, seed=len(name)).round(1)
+    cells = [[f"{a}", f"{b}" if i % 9 else "", sex.split()[i % 2]] for i, (a, b, _) in enumerate(x)]
+    heads = ["age", "chol", "sex", *(["label"] if label else [])]
+    lines = [[*row, *([f"class-{i % 2}"] if label else [])] for i, row in enumerate(cells)]
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.csv").write_text("\n".join(map(",".join, [heads, *lines])))
+
+
+def test_what_it_says_to_type_runs_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the texts of all sites, gaps filled, and a folder whose name a shell would part."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "my sites"
+    patients(root, "anna")
+    patients(root, "bert", "Male other")
+    patients(root, "town", label=False)
+    (root / "notes.csv").write_text("nothing")
+    done = call("--data", "my sites", "--target", "town")
+    assert "notes.csv" in done.output and "There is no number in sex at anna" in done.output
+    typed = next_line(done.output)
+    assert "input.categories=sex=female|male|other" in typed
+    run = CliRunner().invoke(app, [*typed[1:], "--rounds", "1"])
+    assert run.exit_code == 0, run.output
+
+
+def test_what_it_says_to_type_leaves_out_what_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "scans"
+    for number, name in enumerate(("anna", "bert", "odd", "town")):
+        for i, x in enumerate(photos(24, number)):
+            folder = root / name / ("a", "b")[i % 2 if name != "town" else 0]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x).save(folder / f"{i}.png")
+    whole = (root / "odd" / "a" / "0.png").read_bytes()
+    (root / "odd" / "a" / "0.png").write_bytes(whole[:200])
+    typed = next_line(call("--data", root, "--target", "town").output)
+    assert "run.sources=anna,bert" in typed
+    run = CliRunner().invoke(app, [*typed[1:], "--rounds", "1"])
+    assert run.exit_code == 0 and "odd" not in run.output, run.output
+
+
+def test_it_says_what_a_run_would_end_with_and_nothing_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    patients(tmp_path / "sites", "anna", "1 2")
+    patients(tmp_path / "sites", "bert", "x x")
+    patients(tmp_path / "sites", "town", "1 2", label=False)
+    done = call("--data", "sites", "--target", "town", "--json")
+    assert json.loads(done.stdout)["settings"] == []
+    done = call("--data", "sites", "--target", "town", "--out", "again")
+    assert "A run would fail: " in done.output and "next: " not in done.output
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 
 ABOUT = "server.json"
 OTHERWISE = "or name another by --server"
@@ -24,5 +24,6 @@ def server_of(folder: Path, otherwise: str = OTHERWISE) -> tuple[str, Path | Non
         return about["admin"], Path(about["ca"]) if about["ca"] else None
     except (OSError, ValueError, KeyError):
         raise RunError(
-            f"No server runs from {folder}; start one with fedda superlink --dir, {otherwise}."
+            f"No server runs from {folder}; start one with "
+            f"{typed('fedda', 'superlink', '--dir', folder)}, {otherwise}."
         ) from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedda.cli.exits import clear_exit, interruptible
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 from fedda.ops.lock import alone
 from fedda.results.escaping import echo
 from fedda.settings import RunConfig, presets, seeds_of
@@ -134,6 +134,7 @@ def _stay_up(folder: Path) -> None:
     from fedda.cli.launch import present
 
     present(folder)
-    echo(f"the federation stays up; try: fedda run fedprox --server {folder / 'server'}")
+    again = typed("fedda", "run", "fedprox", "--server", folder / "server")
+    echo(f"the federation stays up; try: {again}")
     with contextlib.suppress(KeyboardInterrupt):
         signal.pause()

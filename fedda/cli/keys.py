@@ -8,7 +8,7 @@ import typer
 
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
-from fedda.errors import KeyFileError
+from fedda.errors import KeyFileError, typed
 from fedda.ops import certificate, keys
 from fedda.ops.address import host as read_host
 from fedda.results.escaping import echo
@@ -182,8 +182,8 @@ def list_(directory: Dir = HERE, as_json: JsonOption = False) -> None:
     with clear_exit():
         if not directory.is_dir():
             raise KeyFileError(
-                f"there is no folder {directory}: make one with `fedda keys init --dir "
-                f"{directory}`, or name another by --dir"
+                f"there is no folder {directory}: make one with "
+                f"`{typed('fedda', 'keys', 'init', '--dir', directory)}`, or name another by --dir"
             )
         sites = {
             name: {

@@ -1,7 +1,7 @@
 """`fedda look`: what the sites' data look like, and whether they fit, before any training."""
 
 import json
-import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,12 @@ from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
-from fedda.errors import ConfigError, DataError, RunError
-from fedda.library.beginning import Launch
+from fedda.errors import ConfigError, DataError, FeddaError, RunError, typed
+from fedda.halves import REFERENCE
+from fedda.library.beginning import Launch, new_settings
 from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import JOURNAL, LOOKED
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, overrides
 
 if TYPE_CHECKING:
     from fedda.data import Reading
@@ -72,8 +73,7 @@ def look(
         elif data is not None:
             apart(folder, "--out", data, "--data")
             _simulated(config, data, target, reading, folder)
-        where = ["--server", str(server)] if server else ["--data", str(data), *reading.words]
-        _present(folder, where, as_json)
+        _present(folder, server, ["--data", str(data), *reading.words], as_json)
 
 
 def _shown(event: dict[str, Any]) -> None:
@@ -88,11 +88,13 @@ def _simulated(
     config: RunConfig, root: Path, target: str, reading: "Reading", folder: Path
 ) -> None:
     """Look at folders of this machine."""
-    from fedda.data import domains
+    from fedda.data import domains, passed_over
     from fedda.halves import load
 
     targets = {*target.split(",")} - {""}
     found = domains(root, reading, targets)
+    if odd := passed_over(root, reading, targets):
+        echo(f"note: {odd}", err=True)
     if len(found) < 2:
         raise RunError(
             f"{root} has {len(found)} sites ({', '.join(found) or 'none'}), and 2 are needed to "
@@ -101,15 +103,49 @@ def _simulated(
     if odd := targets - {*found}:
         names = ", ".join(found)
         raise RunError(f"{root} has no site '{min(odd)}', it has {names}; give one as --target.")
-    targets = targets or {n for n, path in found.items() if not _labelled(path, reading)}
+    targets = targets or {n for n, p in found.items() if not _labelled(p, reading.at(n))}
     sites = [
         {"role": "target" if name in targets else "source", "name": name, "data": str(path)}
-        | reading.flat()
+        | reading.at(name).flat()
         for name, path in found.items()
     ]
     journal = load("server", "journal").Journal(folder / JOURNAL)
     with journal.ending():
-        load("server", "simulation").look(config, sites, journal)
+        seen = load("server", "simulation").look(config, sites, journal)
+    if seen["settings"]:
+        (folder / LOOKED).write_text(json.dumps(seen | _rehearsed(seen, sites), indent=1))
+
+
+def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a run over the sites that told takes besides, as far as their files alone say it."""
+    from fedda.data import Reading, describe
+    from fedda.data.categories import together
+    from fedda.halves import load
+
+    told = {site["name"] for site in seen["sites"]}
+    roles = {name: "target" if name in _targets(seen) else "source" for name in told}
+    sites = [s | {"role": roles[s["name"]]} for s in sites if s["name"] in told]
+    words = [*seen["settings"]]
+    texts = [describe(s["data"], s["role"], Reading.said(s)).texts for s in sites]
+    if categories := together(texts):
+        words += ["-c", f"input.categories={categories}"]
+    if seen["refused"]:
+        sources = [site["name"] for site in sites if site["role"] == "source"]
+        words += ["-c", f"run.sources={','.join(sources)}"]
+    options = [*zip(words[::2], words[1::2], strict=True)]
+    presets, changes = ([v for o, v in options if o == kind] for kind in ("--preset", "-c"))
+    try:
+        flat = new_settings(REFERENCE, presets, {}, "", overrides(REFERENCE, changes))
+        load("server", "simulation").rehearse(RunConfig.parse(flat), sites)
+    except FeddaError as error:
+        return {"settings": [], "text": f"{seen['text']} A run would fail: {error}"}
+    return {"settings": words}
+
+
+def _targets(seen: dict[str, Any]) -> list[str]:
+    """The targets of a run over the sites that told; if all have labels, the first is one."""
+    sites = seen["sites"]
+    return [s["name"] for s in sites if s["role"] == "target"] or [sites[0]["name"]]
 
 
 def _labelled(path: Path, reading: "Reading") -> bool:
@@ -121,29 +157,20 @@ def _labelled(path: Path, reading: "Reading") -> bool:
     return False
 
 
-def _present(folder: Path, where: list[str], as_json: bool) -> None:
+def _present(folder: Path, server: Path | None, files: Sequence[str], as_json: bool) -> None:
     """Print the table and what follows."""
-    from fedda.halves import REFERENCE
-
     seen = json.loads((folder / LOOKED).read_text())
-    words = [
-        "fedda",
-        "run",
-        REFERENCE,
-        *where,
-        "--target",
-        seen["target"] or "NAME",
-        *seen["settings"],
-    ]
-    command = shlex.join(words) if seen["settings"] else ""
+    where = ["--server", server] if server else [*files, "--target", ",".join(_targets(seen))]
+    begin = typed("fedda", "run", REFERENCE, *where, *seen["settings"])
     if as_json:
         return print_json(seen)
     PlainConsole().print(_table(seen))
     echo(f"\n{seen['text']}")
     for name, why in seen["refused"].items():
         echo(f"{name} told nothing: {why}.")
-    if command:
-        echo(f"\nnext: {command}")
+    unsure = server and any(1 in s["arrays"].get("missing", ()) for s in seen["sites"])
+    if seen["settings"] and not unsure:  # texts are known at their sites alone
+        echo(f"\nnext: {begin}")
     echo(f"numbers: {folder / LOOKED}")
 
 

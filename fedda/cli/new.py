@@ -11,7 +11,7 @@ import typer
 
 from fedda.cli.demo import SETTINGS, TARGET
 from fedda.cli.exits import clear_exit
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, typed
 from fedda.halves import REFERENCE
 from fedda.results.escaping import echo
 
@@ -171,7 +171,8 @@ def new(
     with clear_exit():
         if name and str(directory) != "method":
             raise ConfigError(
-                f"{name} has no place here; to begin a method: fedda new method {name}"
+                f"{name} has no place here; to begin a method: "
+                f"{typed('fedda', 'new', 'method', name)}"
             )
         echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
 
@@ -199,7 +200,8 @@ def begin_method(where: Path, name: str) -> str:
         made = Template(text).substitute(name=name, package=package)
         (folder / package / file).write_text(made)
     return (
-        f"a method is in {folder}; next: pip install -e {folder}, then fedda run {name} --simulate"
+        f"a method is in {folder}; next: {typed('pip', 'install', '-e', folder)}, then "
+        f"{typed('fedda', 'run', name, '--simulate', 'DIR', '--target', 'NAME')}"
     )
 
 
@@ -247,7 +249,7 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
     (directory / "study.toml").write_text(STUDY.substitute(filled))
     (directory / "study.py").write_text(SCRIPT)
     (directory / "README.md").write_text(README.substitute(filled).replace(" \n", "\n"))
-    return f"a study is in {directory}; next: cd {directory} && python study.py"
+    return f"a study is in {directory}; next: {typed('cd', directory)} && python study.py"
 
 
 def _toml(value: object) -> str:

@@ -1,15 +1,17 @@
 """`fedda select`: measure from whom a target should learn, without adapting it."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedda import plugins
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import on_terminate
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, typed
 from fedda.halves import load
 from fedda.results.escaping import PlainConsole, echo
 from fedda.settings import RunConfig, overrides, presets
@@ -74,6 +76,9 @@ def select(
             print_json(selection)
         else:
             show(selection, target)
+            where = ["--simulate", str(data), "--target", target]
+            if joint := best(selection, where + _of_all_methods(preset or [], change or [])):
+                echo(joint)
 
 
 def settings(change: list[str], chosen: list[str], seed: int, folder: str) -> RunConfig:
@@ -131,12 +136,25 @@ def show(selection: dict[str, Any], target: str) -> None:
     for row in rows(selection):
         table.add_row(*map(escape, row))
     PlainConsole().print(table)
-    if joint := best(selection):
-        echo(joint)
 
 
-def best(selection: dict[str, Any]) -> str:
-    """Say how a method with several sources takes the best ones; empty if there is no choice."""
+def _of_all_methods(chosen: Sequence[str], change: Sequence[str]) -> list[str]:
+    """The given options that a run of another method takes."""
+    words = [w for name in chosen if name in presets.FOR_ALL for w in ("--preset", name)]
+    own = f"{METHOD}."
+    for pair in change:
+        if not plugins.full_key(METHOD, pair.partition("=")[0]).startswith(own):
+            words += ["-c", pair]
+    return words
+
+
+def best(selection: dict[str, Any], words: Sequence[str]) -> str:
+    """Say how a method with several sources takes the best ones; empty if there is no choice.
+
+    Args:
+        selection: what was measured.
+        words: the data and settings, as options of `fedda run`.
+    """
     distance = "bound" if selection["selector"] != "pad" else "pad"
     candidates = sorted(selection["candidates"], key=lambda row: row[distance])
     names = [row["name"] for row in candidates if row["labelled"]]
@@ -144,5 +162,5 @@ def best(selection: dict[str, Any]) -> str:
         return ""
     return (
         f"Best first: {', '.join(names)}. A method with several sources takes the best two by\n"
-        f"fedda run mdan -c run.sources={','.join(names[:2])}"
+        f"{typed('fedda', 'run', 'mdan', *words, '-c', 'run.sources=' + ','.join(names[:2]))}"
     )

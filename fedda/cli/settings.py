@@ -12,6 +12,7 @@ from fedda.cli import wire_table
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.config import DEFAULT
+from fedda.errors import typed
 from fedda.results.escaping import PlainConsole, echo
 from fedda.settings import RunConfig, presets
 
@@ -102,8 +103,8 @@ def _presets(method: str) -> None:
             table.add_row(key, escape(str(value)) or "''", escape(source))
         PlainConsole().print(table, "")
     echo(
-        f"fedda run {method} --preset NAME: it may be given more than once, the last wins, and "
-        "-c key=value wins over all."
+        f"{typed('fedda', 'run', method, '--preset', 'NAME')}: it may be given more than once, the "
+        "last wins, and -c key=value wins over all."
     )
 
 

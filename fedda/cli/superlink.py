@@ -11,7 +11,7 @@ import typer
 
 from fedda.cli.at_server import ABOUT
 from fedda.cli.exits import clear_exit
-from fedda.errors import KeyFileError
+from fedda.errors import KeyFileError, typed
 from fedda.halves import load
 from fedda.ops import certificate
 from fedda.ops.address import Address
@@ -148,8 +148,9 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
     ca, pem, key = (directory / name for name in ("ca.crt", "server.pem", "server.key"))
     if not pem.exists():
         raise KeyFileError(
-            f"{directory} holds no certificate: make one with `fedda keys init --dir {directory} "
-            "--host NAME`, or give --insecure for development on one machine"
+            f"{directory} holds no certificate: make one with "
+            f"`{typed('fedda', 'keys', 'init', '--dir', directory, '--host', 'NAME')}`, or give "
+            "--insecure for development on one machine"
         )
     certificate.check_certificate(ca)
     certificate.check_certificate(pem, key)

@@ -8,7 +8,7 @@ import typer
 from fedda.cli import watching
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import concluding, on_terminate, settings_of
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 from fedda.results.escaping import echo
 from fedda.results.read import JOURNAL
 
@@ -33,7 +33,8 @@ def attach(run: Folder = None, directory: Directory = Path("runs")) -> None:
     with clear_exit():
         folder = _chosen(run, directory)
         left = (
-            f"The run goes on. Watch it again: fedda attach {folder}\nEnd it: fedda stop {folder}"
+            f"The run goes on. Watch it again: {typed('fedda', 'attach', folder)}\n"
+            f"End it: {typed('fedda', 'stop', folder)}"
         )
         with watching.going_on(folder) as going, concluding(folder), interruptible(left):
             from fedda.results.progress import Display

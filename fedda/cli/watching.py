@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 from fedda.files import replacing
 from fedda.halves import load
 from fedda.ops.lock import Holder, holder
@@ -267,7 +267,7 @@ def resume_hint(folder: Path, stopped: bool = False) -> str:
     checkpoints = any(folder.glob("*/checkpoint.json")) or (
         stopped and (folder / JOURNAL).is_file()
     )
-    return f"\ngo on with: fedda run --resume {folder}" if checkpoints else ""
+    return f"\ngo on with: {typed('fedda', 'run', '--resume', folder)}" if checkpoints else ""
 
 
 def _unended(run: OnServer) -> bool:
@@ -293,8 +293,9 @@ def _instead(folder: Path) -> str:
     if not folder.is_dir():
         return ": there is no such folder"
     if (folder / RESULTS).is_file():
-        return f"; it has finished: fedda report {folder}"
-    return f"; go on with it: fedda run --resume {folder}" if begun(folder) else ""
+        return f"; it has finished: {typed('fedda', 'report', folder)}"
+    resume = typed("fedda", "run", "--resume", folder)
+    return f"; go on with it: {resume}" if begun(folder) else ""
 
 
 def began(journal: Path) -> int:

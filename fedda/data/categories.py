@@ -138,6 +138,18 @@ def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     return cells.numbers(values), cells.texts
 
 
+def together(texts: Iterable[Sequence[str]]) -> str:
+    """What `input.categories` is over sites with these columns of texts, as `listed_as` has them.
+
+    Each value is listed once, however its case and spaces differ; a column of one is left out.
+    """
+    every: dict[str, dict[str, str]] = {}
+    for column, values in (_parted(part) for parts in texts for part in parts):
+        for value in values:
+            every.setdefault(column, {}).setdefault(plain(value), value)
+    return ",".join(listed_as(c, [v[k] for k in sorted(v)]) for c, v in every.items() if len(v) > 1)
+
+
 def listed_as(column: str, texts: Sequence[str]) -> str:
     """A column's part of `input.categories`."""
     return f"{column}={'|'.join(texts)}"

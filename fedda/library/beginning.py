@@ -10,7 +10,7 @@ from typing import Any
 
 from fedda import plugins
 from fedda.config.sections import Flat
-from fedda.errors import ConfigError, RunError
+from fedda.errors import ConfigError, RunError, typed
 from fedda.halves import REFERENCE
 from fedda.ops.lock import alone, holder, still_going_on
 from fedda.results import read
@@ -82,7 +82,7 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
             if holder(folder)
             else RunError(
                 f"{folder} holds a run already; choose another --name, or go on with it by "
-                f"fedda run --resume {folder}"
+                f"{typed('fedda', 'run', '--resume', folder)}"
             )
         )
     fresh = [place for place in (folder, *folder.parents) if not place.exists()]

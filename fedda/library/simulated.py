@@ -77,6 +77,8 @@ def execute(
     if odd := passed_over(root, reading, {launch.target, *launch.target.split(",")}):
         say(odd)
     found = local.folders(root, launch.target, poison, launch.threads, reading)
+    if chosen := config.sources:  # the data of others need not be readable
+        found = [site for site in found if site["role"] == "target" or site["name"] in chosen]
     device = load("clients", "site.memory").pick_device(launch.device)
     of_all = {} if launch.device == "auto" else {"device": launch.device}
     sites = [site | reading.at(site["name"]).flat() | of_all for site in found]

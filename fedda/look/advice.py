@@ -29,7 +29,7 @@ def compared(told: Sequence[Account]) -> dict[str, Any]:
     """Compare what sites told -> the content of look.json but who refused, and bytes."""
     found = [[_between(a, b) for b in told] for a in told]
     parts = (_alike(told, found), _odd(told, found), _forms(told), _classes(told))
-    parts += (_sizes(told), _ranges(told), _scale(told), _gaps(told))
+    parts += (_sizes(told), _ranges(told), _scale(told), _gaps(told), _words(told))
     return {
         "sites": [site.to_json() for site in told],
         "drift": found,
@@ -166,11 +166,26 @@ def _scale(told: Sequence[Account]) -> Iterator[str]:
 def _gaps(told: Sequence[Account]) -> Iterator[str]:
     found = []
     for site in told:
-        if site.arrays and (gaps := site.arrays["missing"][site.arrays["missing"] > 0].tolist()):
+        if gaps := [share for share in _missing(site) if 0 < share < 1]:
             most = f"up to {100 * max(gaps):.0f} %"
             found.append(f"{site.name} in {len(gaps)} of {site.shape[0]} columns ({most})")
     if found:
         yield f"There are gaps at {listed(found)}: input.missing fills them."
+
+
+def _missing(site: Account) -> list[float]:
+    """The share of examples without a number, by column; none where the site told none."""
+    return site.arrays["missing"].tolist() if site.arrays else []
+
+
+def _words(told: Sequence[Account]) -> Iterator[str]:
+    """Columns without any number at a site, as of texts."""
+    blank = {s.name: [c for c, share in enumerate(_missing(s)) if share == 1] for s in told}
+    columns = dict.fromkeys(site.column(c) for site in told for c in blank[site.name])
+    if columns:
+        where = listed([name for name, some in blank.items() if some])
+        yield f"There is no number in {listed([*columns])} at {where}: texts, perhaps, which a run"
+        yield "takes by input.categories; `fedda data check` at a site names them."
 
 
 def settings(told: Sequence[Account]) -> list[str]:
@@ -181,7 +196,8 @@ def settings(told: Sequence[Account]) -> list[str]:
     if len({site.columns for site in told if site.columns}) > 1:
         return []
     if not first.images:
-        return ["--preset", "table" if first.shape[0] < MANY or [*_gaps(told)] else "vectors"]
+        gaps = any(share for site in told for share in _missing(site))
+        return ["--preset", "table" if first.shape[0] < MANY or gaps else "vectors"]
     sides = Counter(max(site.shape[1:]) for site in told)
     if 0 in sides or max(sides) >= TINY:
         return ["--preset", "photos"]

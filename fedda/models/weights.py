@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedda.config import TIMM, ModelConfig
-from fedda.errors import ModelError
+from fedda.errors import ModelError, typed
 
 from .ready import LAST, LITE0, create_timm, first_line
 
@@ -125,8 +125,8 @@ def _of_timm(config: ModelConfig, size: tuple[int, ...], fetch: bool) -> dict[st
     except OSError as error:
         raise ModelError(
             f"The weights of {config.name} cannot be fetched ({first_line(error)}); fetch them "
-            f"on a machine with a network by: fedda weights {config.name} default, and copy its "
-            "Hugging Face cache, or set model.weights to a file."
+            f"on a machine with a network by: {typed('fedda', 'weights', config.name, 'default')}, "
+            "and copy its Hugging Face cache, or set model.weights to a file."
         ) from error
 
 
@@ -144,7 +144,7 @@ def _cached_of_timm(name: str) -> Path | None:
 def _missing(config: ModelConfig) -> ModelError:
     return ModelError(
         f"The weights '{config.weights}' of {config.name} are not on this machine; fetch them once "
-        f"by: fedda weights {config.name} {config.weights}"
+        f"by: {typed('fedda', 'weights', config.name, config.weights)}"
     )
 
 

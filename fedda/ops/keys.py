@@ -28,7 +28,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedda.errors import KeyFileError
+from fedda.errors import KeyFileError, typed
 from fedda.files import replacing
 from fedda.ops.certificate import read, write_private
 
@@ -293,7 +293,8 @@ def _check_free(directory: Path, name: str) -> None:
         if (Path(directory) / "nodes" / file).exists():
             raise KeyFileError(
                 f"{Path(directory) / 'nodes' / file} exists already: revoke that key first "
-                f"(`fedda keys revoke {name}`), or choose another name"
+                f"(`{typed('fedda', 'keys', 'revoke', name, '--dir', directory)}`), or choose "
+                "another name"
             )
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 
 from .system import lock as take
 
@@ -119,8 +119,8 @@ def alone(folder: Path) -> Iterator[None]:
 def still_going_on(folder: Path) -> GoingOnError:
     """The error of a command that needs a folder in which a run goes on."""
     return GoingOnError(
-        f"The run in {folder} is still going on; watch it with fedda attach {folder}, end it with "
-        f"fedda stop {folder}, or choose another --name for a new run."
+        f"The run in {folder} is still going on; watch it with {typed('fedda', 'attach', folder)}, "
+        f"end it with {typed('fedda', 'stop', folder)}, or choose another --name for a new run."
     )
 
 

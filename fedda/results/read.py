@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import ModelError, RunError
+from fedda.errors import ModelError, RunError, typed
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
 ANSWERED = "answers"  # what its last test said of the answers to each class
@@ -108,7 +108,8 @@ def _instead(path: Path) -> str:
     if runs := sorted(file.parent for file in _below(path)):
         return f"give the folder of one run, such as {runs[0]}."
     if (path / "config.json").exists():
-        return f"the run has not finished; go on with it: fedda run --resume {path}"
+        resume = typed("fedda", "run", "--resume", path)
+        return f"the run has not finished; go on with it: {resume}"
     return "give the folder of a finished run."
 
 

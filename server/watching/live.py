@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedda import plugins
+from fedda.errors import typed
 from fedda.results.read import JOURNAL, human
 from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.story import Story
@@ -185,6 +186,6 @@ def _plain(status: int, text: str) -> Response:
 def _too_large(run: RunNow, size: int) -> str:
     return (
         f"The journal of this run has {human(size)}, and pages are made of {human(LARGEST)} at "
-        f"most. `fedda attach {run.folder}` shows the run in a terminal, and its report when it "
-        "has ended."
+        f"most. `{typed('fedda', 'attach', run.folder)}` shows the run in a terminal, and its "
+        "report when it has ended."
     )

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from fedda.cli.data import bar, degrees
 from fedda.cli.exits import clear_exit
+from fedda.config import DEFAULT
+from fedda.errors import typed
 from fedda.results.escaping import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -132,5 +134,5 @@ def _print_result(done: "Result") -> None:
     echo(f"{done.classes} classes; {done.split}")
     for note in done.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
-    target = f"--target {next(iter(done.counts))} {done.settings}".rstrip()
-    echo(f"next: fedda run kd3a --simulate {done.out} {target}")
+    its = "--simulate", done.out, "--target", next(iter(done.counts)), *done.settings
+    echo(f"next: {typed('fedda', 'run', DEFAULT, *its)}")

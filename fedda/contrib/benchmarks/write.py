@@ -44,7 +44,7 @@ class Result:
     counts: dict[str, tuple[int, int]]
     classes: int
     split: str
-    settings: str
+    settings: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -87,8 +87,8 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
                 counts[domain] = (len(arrays["y_train"]), len(arrays["y_test"]))
                 classes = max(classes, len(arrays["classes"]))
         split, notes = split_of(request), tuple(request.notes)
-        settings = f"{_settings(shapes)} {'--follow-links' * (request.options.files == 'symlink')}"
-        result = Result(out, counts, classes, split, settings.strip(), notes)
+        links = ["--follow-links"] if request.options.files == "symlink" else []
+        result = Result(out, counts, classes, split, (*_settings(shapes), *links), notes)
         (unfinished / "benchmark.json").write_text(json.dumps(_record(request, result), indent=2))
         for finished in sorted(unfinished.iterdir()):
             finished.rename(out / finished.name)
@@ -112,17 +112,17 @@ def split_of(request: ImportRequest) -> str:
     return request.benchmark.split.format(seed=request.options.seed)
 
 
-def _settings(shapes: set[tuple[int, ...]]) -> str:
+def _settings(shapes: set[tuple[int, ...]]) -> list[str]:
     """A run's settings for arrays of these shapes; without shapes, for image files."""
     if not shapes:
-        return "--preset photos"
+        return ["--preset", "photos"]
     if any(len(shape) == 1 for shape in shapes):
-        return "-c model.name=mlp -c model.hidden=1000,500,100"
+        return ["-c", "model.name=mlp", "-c", "model.hidden=1000,500,100"]
     if len(shapes) == 1 and all(shape[0] == shape[1] for shape in shapes):
-        return ""
+        return []
     channels = 3 if any(len(shape) == 3 for shape in shapes) else 1
     side = max(side for shape in shapes for side in shape[:2])
-    return f"-c input.size={side} -c input.channels={channels}"
+    return ["-c", f"input.size={side}", "-c", f"input.channels={channels}"]
 
 
 def _record(request: ImportRequest, result: Result) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
-from fedda.errors import RunError
+from fedda.errors import RunError, typed
 from fedda.results.read import ABOUT, RESULTS, load, noted
 from fedda.results.snapshot import RunNow, Snapshot
 from fedda.results.sofar import results
@@ -92,7 +92,8 @@ def report(story: Story, run: RunNow, roster: Mapping[str, Any]) -> list[Html | 
     """Make the report of a run as far as it has come; nothing before its first round."""
     about = noted(run.path / ABOUT)
     if not about.get("defaults"):  # the sections would load torch, for this version's defaults
-        words = f"The run is of an older version; when it has ended: fedda report {run.folder}"
+        its = typed("fedda", "report", run.folder)
+        words = f"The run is of an older version; when it has ended: {its}"
         return [section("so-far", "Results so far", note(words))] if story.trainings else []
     found = results(story, run.name, settings_of(run.path), roster, about)
     if (run.path / RESULTS).is_file() and ended(run, story):
