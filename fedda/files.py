@@ -8,7 +8,9 @@ import glob
 import math
 import os
 import shutil
+import socket
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -186,12 +188,26 @@ def partial_path(path: Path) -> Path:
 
     Each process has a place of its own: two commands may write the same report at once.
     """
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    return path.with_name(f".{path.name}.{_here()}-{os.getpid()}.part")
+
+
+def _here() -> str:
+    """Where the numbers of processes are those that this process sees: a machine or container."""
+    with suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+        return f"{zlib.crc32(f'{socket.gethostname()} {numbers}'.encode()):08x}"
+    return ""
 
 
 def clear_partial(folder: Path, name: str) -> None:
     """Delete what crashes left of files with this name, which may be a pattern."""
     for part in folder.glob(f".{name}.*.part"):
         with suppress(OSError):  # another process has deleted it
-            if time.time() - part.stat().st_mtime > STALE_S:
+            if time.time() - part.stat().st_mtime > STALE_S or _is_left(part):
                 part.unlink()
+
+
+def _is_left(part: Path) -> bool:
+    """Whether the process that wrote this has ended, as far as can be told from here."""
+    where, _, process = part.name.split(".")[-2].rpartition("-")
+    return bool(where) and where == _here() and not Path(f"/proc/{process}").exists()

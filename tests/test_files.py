@@ -49,6 +49,22 @@ def test_after_an_error_only_the_old_file_exists(tmp_path: Path, error: BaseExce
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="this system has no /proc")
+def test_what_a_killed_process_left_is_deleted_at_once_and_another_s_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "report.png"
+    code = "import os, sys; from pathlib import Path; from fedda.files import replacing\n"
+    code += "with replacing(Path(sys.argv[1])) as part: part.write_text('b'); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code, path])
+    (left,) = tmp_path.iterdir()
+    living = left.with_name(left.name.replace(left.name.split("-")[-1], f"{os.getppid()}.part"))
+    elsewhere = left.with_name(left.name.replace(".png.", ".png.another"))
+    living.touch()
+    elsewhere.touch()
+    with replacing(path) as part:
+        part.write_text("a")
+    assert {*tmp_path.iterdir()} == {path, living, elsewhere}
+
+
 def test_two_commands_may_write_the_same_file_at_once(tmp_path: Path) -> None:
     path, stale = tmp_path / "report.png", tmp_path / ".report.png.1.part"
     stale.write_text("of a command that was killed")

@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {"kd3a": FAR, "dils": FAR | PAIR | LONG}
 
 # Added to the app that a server runs: it stops where the file `at` says, until that file is gone.
 STOPS = """
-import os, sys, time
+import os, re, sys, time
 from pathlib import Path
 
 AT, STOPPED = Path({folder!r}, "at"), Path({folder!r}, "stopped")
@@ -54,7 +54,8 @@ OF = {{"open": 0, "os.rename": 1, "os.remove": 0}}  # which argument is the file
 def stop(event, arguments):
     if event not in OF or "checkpoint" not in str(arguments[OF[event]]):
         return
-    name = Path(os.fspath(arguments[OF[event]])).name.replace(f".{{os.getpid()}}.part", ".part")
+    name = Path(os.fspath(arguments[OF[event]])).name
+    name = re.sub(r"[.][0-9a-f]*-[0-9]+[.]part$", ".part", name)
     point = f"{{event}} {{name}}"
     if AT.exists() and AT.read_text() == point:
         STOPPED.write_text(str(os.getpid()))

@@ -124,6 +124,8 @@ def test_coarse_numbers_by_hand() -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(NotFiniteError, match=r"'loss' .* not finite"):
             quantise({"loss": value})
+        with pytest.raises(NotFiniteError, match=r"'focus/anna' .* not finite"):
+            quantise({"focus/anna": value})
 
 
 def leaving(method: Method) -> set[str]:

@@ -215,7 +215,9 @@ def test_commands_of_another_package_are_found_where_they_are_put(install: Insta
     assert cli("two", "more")[:2] == (0, "more\n")
     assert "Say hello." in cli("--help")[1] and "Say hello." in cli("data", "--help")[1]
     assert "--simulate" in cli("run", "--help")[1]  # fedda's own
-    assert "Run a method over sites" in cli("--help")[1]
+    _, said, noted = cli("--help")
+    assert "Run a method over sites" in said
+    assert noted.count("the command run itself, so that of tent_package 1.0 is left out") == 1
     assert cli("broken")[0] == 2 and reasons("broken")
 
 
@@ -232,6 +234,22 @@ def test_a_listener_of_another_package_hears_of_a_runs_end(
     (tmp_path / "results.json").write_text(json.dumps(results()))
     launch.present(tmp_path)
     assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
+
+
+def test_a_listener_that_fails_takes_nothing_from_the_run(
+    install: Install,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = {"listeners": "bad = tent_package.cli:bad\nmail = tent_package.cli:mail"}
+    bad = "def bad(results, folder):\n    raise KeyError('no-such-account')\n"
+    install("tent_package", lines, {"__init__": "", "cli": COMMANDS + bad})
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    launch.present(tmp_path)
+    assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
+    (said,) = caplog.records
+    assert said.getMessage().startswith("the listener bad of ") and "no-such-account" in caplog.text
 
 
 # ---- one name for each module ------------------------------------------------------------------

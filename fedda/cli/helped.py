@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedda import __version__, plugins
 from fedda.flower.supported import installed
+from fedda.results.escaping import echo
 
 
 def joined(text: str) -> str:
@@ -44,6 +45,10 @@ class OpenGroup(TyperGroup):
     They are imported when the help is asked for, or a name that fedda itself does not have.
     """
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._added = set[str]()  # names that packages gave
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name."""
         if cmd_name not in self.commands:
@@ -59,7 +64,12 @@ class OpenGroup(TyperGroup):
         added = typer.Typer()
         for full, each in plugins.installed("commands").items():
             place, _, name = full.rpartition(".")
-            if place != (self.name or "") or name in self.commands:
+            if place != (self.name or "") or name in self._added:
+                continue
+            if name in self.commands:
+                self._added.add(name)
+                said = f"note: fedda has the command {name} itself, so that of {each.origin} is "
+                echo(f"{said}left out; its package has to give it another name", err=True)
                 continue
             if isinstance(each.value, typer.Typer):
                 added.add_typer(each.value, name=name)
@@ -68,6 +78,7 @@ class OpenGroup(TyperGroup):
         for name, command in typer.main.get_group(added).commands.items():
             _join(command)
             self.commands[name] = command
+            self._added.add(name)
 
 
 class HelpedGroup(OpenGroup):

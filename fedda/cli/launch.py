@@ -1,5 +1,6 @@
 """Start a run on a server or on this machine, and show its progress in the terminal."""
 
+import logging
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from fedda.ops.lock import GoingOnError, alone, holder
 from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
+
+logger = logging.getLogger("fedda.plugins")
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
@@ -82,8 +85,11 @@ def present(folder: Path) -> None:
 
     results = load(folder)
     PlainConsole().print(table(results))
-    for each in plugins.installed("listeners").values():
-        each.value(results, folder)
+    for name, each in plugins.installed("listeners").items():
+        try:
+            each.value(results, folder)
+        except Exception:  # a package's fault takes nothing from a run that has finished
+            logger.exception("the listener %s of %s failed; the run has ended", name, each.origin)
 
 
 def settings_of(folder: Path) -> RunConfig | None:

@@ -70,6 +70,12 @@ class Number(str):
         made.is_share, made.is_accuracy = is_share, is_accuracy
         return made
 
+    def called(self, name: str) -> "Number":
+        """The same of one number that its pattern fits."""
+        made = Number(name)
+        vars(made).update(vars(self))
+        return made
+
     def bounds(self, classes: int, sites: int) -> tuple[float, float]:
         """The smallest and the largest value."""
         low, high = (b(classes, sites) if callable(b) else b for b in (self._low, self._high))
@@ -90,7 +96,7 @@ class Rule:
     counts: frozenset[str] = frozenset()  # tables of answers by class, which may be left out
 
     def number(self, name: str) -> Number:
-        """The declaration of a number that leaves.
+        """The declaration of a number that leaves, under its own name where a pattern has it.
 
         Raises:
             WireError: there is none.
@@ -101,7 +107,7 @@ class Rule:
                 f"The method does not say how much the number '{shown(name)}' may tell; declare it "
                 "in its contract as a fedda.wire.Number."
             )
-        return found
+        return found.called(name)
 
     def check(
         self,
