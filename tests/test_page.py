@@ -270,6 +270,18 @@ def test_curves_have_the_numbers_in_a_table(
     assert len(rows) == 3
 
 
+def test_a_number_that_never_changes_is_a_sentence_and_no_figure() -> None:
+    run, name = results(), "Classes that the model gives the target's images"
+    entries = [entry for each in run["trainings"].values() for t in each for entry in t["rounds"]]
+    for entry in entries:
+        entry["predicted"] = 3
+    shown = read(run)
+    assert f"{name} (classes), in every round: 3 (KD3A, FedAvg)." in shown.words
+    assert name not in shown.tables
+    entries[-1]["predicted"] = 2
+    assert name in read(run).tables
+
+
 def test_troubles_are_gathered_and_marked() -> None:
     silent = {"what": "silent", "site": "clp", "text": "no reply", "method": "kd3a", "seed": 1}
     events = [silent | {"round": r} for r in (1, 2)]

@@ -17,6 +17,7 @@ from .parts import NOTHING, figure, folded, key, legend, note, table
 Values = Mapping[int, float]  # by round; a round without a value is a gap
 
 DOTTED = 30  # with at most so many rounds, each value gets a dot
+LISTED = 12  # most curves that are named where each is one and the same number
 CELLS = 20_000  # most cells of a table of numbers
 
 
@@ -97,6 +98,9 @@ def chart(
     drawn = [c for c in curves if c.drawn]
     if not drawn:
         return None
+    same = "" if over or troubles or any(c.marks for c in curves) else _constant(curves, scale)
+    if same:
+        return note(f"{title} ({scale.unit}), in every round: {same}.")
     shown = [v * scale.factor for c in drawn for s in c.seeds.values() for v in s.values()]
     low, high, ticks = axis(min(shown), max(shown), scale.low, scale.high, scale.span, scale.inside)
 
@@ -131,6 +135,21 @@ def chart(
         note(remark) if remark else None,
         folded("Numbers", _numbers(curves, scale, place, title)),
     )
+
+
+def _constant(curves: Sequence[Curve], scale: Scale) -> str:
+    """What each curve always is, in words; empty if one changes, or there is but one round."""
+    named: dict[str, list[str]] = {}
+    for curve in curves:
+        texts = {scale.text(v) for values in curve.seeds.values() for v in values.values()}
+        if len(texts) > 1 or max(map(len, curve.seeds.values())) == 1:
+            return ""
+        named.setdefault(texts.pop(), []).append(curve.name)
+    said = []
+    for text, names in named.items():
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        said.append(f"{text} ({', '.join(names[:LISTED])}{more})")
+    return "; ".join(said)
 
 
 @dataclass(frozen=True)

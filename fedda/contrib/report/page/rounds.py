@@ -29,7 +29,7 @@ FIGURES = {
     "entropy": ("Entropy of the target's answers", LOSS),
     "discrepancy": ("Discrepancy of the two heads at the target", LOSS),
     "predicted": ("Classes that the model gives the target's images", Scale("classes", PLAIN.text)),
-    "focused": ("Does the focus weigh the sources?", Scale("1: yes, 0: examples", PLAIN.text)),
+    "focused": ("Whether the focus weighs the sources", Scale("1: yes, 0: examples", PLAIN.text)),
     "clipped": ("Gradients shortened by exchange.clip", SHARE),
     "discriminator-loss": ("Discriminator's loss", LOSS),
     "discriminator-accuracy": ("Images whose domain the discriminator sees", SHARE),
