@@ -3,18 +3,20 @@
 import csv
 import io
 import json
+import logging
 import multiprocessing
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
@@ -22,6 +24,7 @@ from fedda.cli import app
 from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.contrib.lab.comparison.figure import draw
+from fedda.contrib.lab.comparison.headway import CellsDisplay
 from fedda.contrib.lab.comparison.plan import WITHOUT
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
@@ -567,6 +570,29 @@ def test_two_jobs_give_the_same_results(
     assert sorted(name for what, name, _ in notices if what == "done") == sorted(names)
     assert all(value is None for what, _, value in notices if what == "done")
     assert {*multiprocessing.active_children()} <= others
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_long_work_before_a_training_is_told_from_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell, (ours, theirs) = Cell(Variant("kd3a"), "town", 0), multiprocessing.Pipe()
+
+    def train(_plan: Any, cell: Cell, notify: workers.Notify) -> None:
+        logging.getLogger("fedda.progress").info("%d of %d features are computed", 9, 90)
+        notify("done", cell, None)
+
+    monkeypatch.setattr(workers, "train", train)
+    ours.send(cell)
+    ours.send(None)
+    workers._work(cast(Any, None), theirs)
+    ready, line, done = (ours.recv() for _ in range(3))
+    assert (ready, done) == (workers.READY, ("done", cell, None))
+    assert line == ("line", cell, "9 of 90 features are computed")
+    output = io.StringIO()
+    with CellsDisplay({cell: 2}, [], 2, None, Console(file=output)) as display:
+        display(*line)
+    assert "town, seed 0: 9 of 90 features are computed" in output.getvalue()
 
 
 @pytest.mark.nightly("fedda/contrib/lab")

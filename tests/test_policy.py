@@ -561,7 +561,10 @@ def test_adapted_models_are_pruned_the_newest_stay(domains: list[Node], tmp_path
 # ---- the client ----------------------------------------------------------------------------------
 
 
-def test_a_client_whose_data_are_not_finite_does_not_join(tmp_path: Path) -> None:
+def test_a_client_whose_data_are_not_finite_says_that_it_starts_and_does_not_join(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fedda.client")
     x = np.zeros((40, 5), np.float32)
     x[7, 2] = np.inf
     np.savez(tmp_path / "site.npz", x_train=x, y_train=np.arange(40) % 2)
@@ -570,7 +573,7 @@ def test_a_client_whose_data_are_not_finite_does_not_join(tmp_path: Path) -> Non
     done = CliRunner().invoke(client_command, [str(a) for a in arguments])
     assert done.exit_code == 1
     assert done.output.count("error: ") == 1 and "finite" in done.output
-    assert "connecting" not in done.output
+    assert "connecting" not in done.output and caplog.messages == ["starting: site, a source"]
 
 
 def test_a_client_with_a_wrong_policy_does_not_join(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ BUDGETS = {
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,
     "fedda/contrib/benchmarks": 1_500,
-    "fedda/contrib/lab": 1_850,
+    "fedda/contrib/lab": 1_875,
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
     "fedda/contrib/report": 2_550,

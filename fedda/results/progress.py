@@ -19,7 +19,8 @@ from fedda.results.read import Event, counted, printable
 from fedda.results.story import Key, Story, added, tell
 from fedda.settings import RunConfig
 
-_SITES = logging.getLogger("fedda.progress")  # of long work at sites, before they can train
+PROGRESS = "fedda.progress"  # the log of long work at sites, before they can train
+_SITES = logging.getLogger(PROGRESS)
 _EVERY = 10  # rounds between two plain lines,
 _AT_LEAST = 60.0  # or seconds between them if rounds take long
 _LOOK = 0.2  # seconds between two looks at the journal

@@ -29,7 +29,8 @@ class Cell:
 
 
 # Called with an event, its cell and a value: "begin" with the number of rounds that an earlier try
-# finished, "round" with the round's number, "done" with an error or None.
+# finished, "line" with what its sites say of long work before it, "round" with the round's number,
+# "done" with an error or None.
 Notify = Callable[[str, Cell, Any], None]
 
 

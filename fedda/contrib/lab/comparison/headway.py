@@ -72,6 +72,8 @@ class CellsDisplay(OnTerminal):
                 seconds.append(now - self._round_began.get(cell, now))
             self._round_began[cell] = now
             self._running[cell] = value
+        elif what == "line":
+            self._say(f"  {title(cell)}: {value}", "dim")
         else:
             self._done(cell, value, now)
         if not self._live and now - self._last_line >= _AT_LEAST:

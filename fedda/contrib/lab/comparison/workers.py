@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 from fedda.errors import FeddaError, RunError
 from fedda.halves import load
 from fedda.ops.lock import GoingOnError
+from fedda.results.progress import PROGRESS
 from fedda.results.read import begun
 from fedda.settings import RunConfig
 
@@ -219,7 +220,32 @@ def _work(plan: WorkerTrainings, link: Connection) -> None:
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     link.send(READY)
     while (cell := link.recv()) is not None:
-        train(plan, cell, lambda *message: link.send(message))
+        with _passing_on(cell, link):
+            train(plan, cell, lambda *message: link.send(message))
+
+
+class _Sending(logging.Handler):
+    """Sends each line of a log to the first process."""
+
+    def __init__(self, cell: Cell, link: Connection) -> None:
+        super().__init__()
+        self._cell, self._link = cell, link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._link.send(("line", self._cell, record.getMessage()))
+
+
+@contextmanager
+def _passing_on(cell: Cell, link: Connection) -> Iterator[None]:
+    """Send what a training's sites say of long work before they can train."""
+    handler = _Sending(cell, link)
+    logger = logging.getLogger(PROGRESS)
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _leave_with_parent() -> None:
