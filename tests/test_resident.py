@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreach
 from clients.node.fleet import Fleet
 from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
+from fedda.data import verify
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
 from fedda.flower import Metadata, Node
 from fedda.lane.parcels import Outgoing
@@ -546,6 +548,18 @@ def test_the_command_says_what_is_wrong_and_ends(
     basis = ["--role", "source", "--data", str(tmp_path), "--state-dir", str(tmp_path / "s")]
     done = CliRunner().invoke(client_command, basis + options)
     assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def test_a_new_state_folder_is_this_account_s_alone_and_nothing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The notes of a first look at the data are the first file there."""
+    state = tmp_path / "s"
+    np.savez(tmp_path / "site.npz", x=np.zeros((4, 3), np.float32), y=np.arange(4) % 2)
+    verify(tmp_path / "site.npz", "source", known=state / "verified")
+    assert (state / "verified").exists()
+    _lock(state).close()
+    assert not state.stat().st_mode & 0o077 and capsys.readouterr().err == ""
 
 
 def test_two_clients_cannot_share_a_state_folder(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def _verified(
         return replace(found, warnings=(*found.warnings, *odd))
     if known and state:
         with suppress(OSError):  # a full disk costs time at the next start
-            known.parent.mkdir(parents=True, exist_ok=True)
+            known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             known.write_text(state)
     return found
 
