@@ -1,8 +1,10 @@
 """AutoDIAL: the layers, a step against the joint loss in one place, and what crosses."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -172,6 +174,16 @@ def test_the_next_model_has_each_sides_moments_and_the_targets_mixture(
     # alpha is 1, so the target predicts with its own moments alone
     assert_close({"m": found[f"{name}running_mean"]}, {"m": target[f"{name}target_mean"]}, 1e-6)
     assert (anna[f"{name}target_mean"] == 0).all()
+
+
+def test_real_sites_take_moments_that_data_has(domains: list[Node], tmp_path: Path) -> None:
+    real = [n | {"state-dir": str(tmp_path), "audited": True} for n in domains]
+    bench = Bench(real, "autodial")
+    bench.round()
+    for name in [n for n in bench.model if n.endswith(("_mean", "_square"))]:
+        bench.model[name] = bench.model[name] + np.float32(50)
+    bench.round(2)
+    assert all(reply.has_content() for reply in bench.grid.replies)
 
 
 def test_the_server_mixes_the_moments_by_alpha() -> None:

@@ -62,15 +62,16 @@ def moved(values: Arrays, name: str, by: float, rows: int | None = 1) -> Arrays:
     return changed
 
 
+def changed(values: Arrays, name: str, by: float) -> Arrays:
+    return values | {name: (values[name] + by).astype(values[name].dtype)}
+
+
 def test_how_far_a_row_is_by_hand() -> None:
     first = {
         "w": np.array([[3.0, 4.0], [0.1, 0.0]], np.float32),  # rows of length 5 and .1
         "b": np.array([0.0, -4.0], np.float32),
-        "running_mean": np.zeros(2, np.float32),
-        "steps": np.array(0),
     }
     gone = {"w": first["w"] + [[0, 50], [0, 10]], "b": first["b"] + [1, 4]}
-    gone |= {"running_mean": np.full(2, 1e6, np.float32), "steps": np.array(9)}
     # 50 of 3 * 5, 10 of 3 * 1, 1 of 2 * 1, 4 of 2 * 4
     assert origin.farthest(gone, first) == (pytest.approx(50 / 15), "w")
     assert origin.farthest({"b": gone["b"]}, first) == (0.5, "b")
@@ -128,6 +129,48 @@ def test_a_later_model_is_no_farther_than_training_goes(site: Site) -> None:
     for made in (moved(drawn(task), "head.weight", 4), moved(drawn(task), "head.bias", 3)):
         with pytest.raises(OriginError, match=r"head\..* times as far"):
             serve(site, asked(task, made, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("running_mean", 0.01), ("running_var", 0.5), ("running_mean", 1e3), ("running_var", 1e-30)],
+)
+def test_the_first_models_statistics_are_the_sites_own(site: Site, name: str, value: float) -> None:
+    """By them a layer is dead, or tells images apart by a threshold, wherever it is not trained."""
+    task = task_of(site, SETTINGS)
+    made = drawn(task)
+    made[next(n for n in made if n.endswith(name))] += value - (name == "running_var")
+    with pytest.raises(OriginError, match="--start-from FILE"):
+        serve(site, asked(task, made))
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30])
+def test_later_statistics_are_of_a_size_that_data_has(site: Site, value: float) -> None:
+    task = task_of(site, SETTINGS)
+    for name in [n for n in drawn(task) if "running_" in n]:
+        assert serve(site, asked(task, changed(drawn(task), name, 50.0), 2))
+        with pytest.raises(OriginError, match=f"{name}.*times as far"):
+            serve(site, asked(task, changed(drawn(task), name, value), 2))
+
+
+def test_what_no_training_changes_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the masks and tables of positions in some networks of other packages."""
+
+    def masked(*args: Any, **more: Any) -> models.Model:
+        made = build(*args, **more)
+        made.head.register_buffer("mask", torch.zeros(3))
+        made.head.register_buffer("place", torch.arange(3))
+        return made
+
+    build, site = models.build, make_source(tmp_path, 80, **REAL)
+    monkeypatch.setattr(models, "build", masked)
+    task = task_of(site, SETTINGS)
+    assert site.origin is not None
+    for begun in (1, 2):
+        site.origin.check(asked(task, drawn(task), begun))
+        for name in ("head.mask", "head.place"):
+            with pytest.raises(OriginError):
+                site.origin.check(asked(task, changed(drawn(task), name, 1), begun))
 
 
 def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(

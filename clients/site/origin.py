@@ -10,6 +10,8 @@ comes back. So nothing here is trained because a server sent it:
 - At a site that trains on labels it is also no farther from the last one that came than some times
   this site's own longest round (`TIMES`), tensor for tensor: the mean of updates is no longer than
   the longest, and the longest of honest ones is not many times as long as another.
+- What a model holds besides weights is what the first one has, always; BatchNorm's statistics may
+  move by so much as data moves them (`MOST`).
 - Of a discriminator all members have equal copies, so a site goes on with its own
   (`clients.fdann`); after a round away it takes one that is as near to the drawn one as a model.
 
@@ -44,6 +46,7 @@ from .request import Request
 # In 1,000 steps at a rate of .05 rows of two networks that begin at random went 2.2 at most, and
 # shifts .73; a head alone on 5,000 counts of words went 8.2 in 600 steps at .1, which is .6 units.
 FAR, SHIFT = 3.0, 2.0
+MOST = 1e6  # how far a statistic may be, in units of its layer's largest at first, or 1
 SAME = 1e-3  # a drawn model may differ so much, in the same units, from one of another processor
 ROUNDED = 0.02  # and after it travelled in less than full precision
 TIMES = 6.0  # honest means went 1.6 times as far as a source's own longest round, in every tensor
@@ -67,6 +70,10 @@ class Origin:
     def __init__(self, place: state.Place, frozen: Frozen, start: Path | None) -> None:
         self._place, self._frozen, self._start = place, frozen, start
         self._firsts: tuple[tuple[object, ...], tuple[Arrays, ...]] = (), ()
+        self._learnt: frozenset[str] = frozenset()  # names of parameters
+        # What else is in a model: of each statistic the names of all those of its layer; of what
+        # nothing changes, none.
+        self._buffers: dict[str, list[str]] = {}
 
     def check(self, request: Request) -> None:
         """Check the models of a request, before anything is trained.
@@ -75,7 +82,8 @@ class Origin:
             OriginError: one cannot come from the training's first model.
             ModelError: this site cannot make the first model itself.
         """
-        if request.is_test or not shows(request.contract):
+        stays = {"atoms", "model"} <= {*request.arrays}  # FedDaDiL's encoder, also from a test
+        if not stays and (request.is_test or not shows(request.contract)):
             return
         sent = {
             name: packed.unpack()
@@ -86,12 +94,12 @@ class Origin:
         for name, values in sent.items():
             near = not begun and name == "model"
             rounding = SAME if request.task.wire.dtype == "float32" else ROUNDED
-            reach = partial(farthest, values, near=rounding if near else 1.0)
+            reach = partial(self._beyond, values, rounding=rounding, near=near)
             beyond, entry = min(reach(first) for first in firsts)
             if beyond > 1:
                 raise OriginError(_unknown() if near else _far(name, entry, beyond))
         if request.contract.labels and "model" in sent and begun:
-            self._check_step(request, sent["model"])
+            self._check_step(request, self._weights(sent["model"]))
 
     def firsts(self, task: Task) -> tuple[Arrays, ...]:
         """The models that the training may begin with: the drawn one, and the operator's file.
@@ -108,6 +116,13 @@ class Origin:
             if self._start is not None:
                 found.append(_of_file(self._start, found[0]))
             self._firsts = key, tuple(found)
+            self._learnt = frozenset(n for n, _ in drawn.named_parameters(remove_duplicate=False))
+            self._buffers = {name: [] for name in found[0].keys() - self._learnt}
+            for layer, module in models.batchnorms(drawn).items():
+                known = dict(module.named_buffers(layer)).items()
+                names = [name for name, buffer in known if buffer.is_floating_point()]
+                self._buffers |= dict.fromkeys(names, names)
+                self._buffers.pop(f"{layer}.num_batches_tracked", None)  # nothing here reads it
         return self._firsts[1]
 
     def follow(self, request: Request, after: models.Model) -> None:
@@ -120,7 +135,7 @@ class Origin:
         if not request.contract.labels or "model" not in request.arrays:
             return
         came, task = request.arrays["model"].unpack(), request.task
-        went = distances(models.to_arrays(after), came)
+        went = distances(self._weights(models.to_arrays(after)), came)
         before = self._last(request)
         longest = before.about["longest"] if before else {}
         longest = {name: max(length, longest.get(name, 0.0)) for name, length in went.items()}
@@ -134,8 +149,33 @@ class Origin:
         same = last is not None and last.about["settings"] == request.task.digest
         return last if same else None
 
+    def _weights(self, values: Arrays) -> Arrays:
+        """The arrays of a model that are trained."""
+        return {name: a for name, a in values.items() if name in self._learnt}
+
+    def _beyond(
+        self, values: Arrays, first: Arrays, rounding: float, near: bool
+    ) -> tuple[float, str]:
+        """How far a model is from a first one, in units of what may be, and where.
+
+        Args:
+            values: the model.
+            first: the first one.
+            rounding: how far what does not change may be.
+            near: whether this is to be the first one.
+        """
+        most, where = farthest(self._weights(values), first, rounding if near else 1.0)
+        for name, layer in self._buffers.items():
+            if name in values:
+                unit = max(1.0, *(float(np.abs(first[n]).max(initial=0)) for n in layer or (name,)))
+                bound = MOST if layer and not near else rounding
+                moved = np.abs(values[name] - first[name].astype(np.float64)).max(initial=0)
+                if not (beyond := float(moved) / (bound * unit)) <= most:
+                    most, where = beyond, name
+        return most, where
+
     def _check_step(self, request: Request, values: Arrays) -> None:
-        """Check how far a model is from the last one that came."""
+        """Check how far a model's weights are from the last one that came."""
         last = self._last(request)
         if last is None:
             return
@@ -183,8 +223,7 @@ def farthest(values: Arrays, first: Arrays, near: float = 1.0) -> tuple[float, s
     """How far a model's farthest row is from another's, in units of the bounds, and where.
 
     Args:
-        values: arrays by name; those that `first` has are of its shapes. BatchNorm's running
-            statistics and whole numbers are left out, as they follow the data.
+        values: weights by name; those that `first` has are of its shapes.
         first: the other model.
         near: the part of the bounds that may be reached.
     """
