@@ -111,7 +111,7 @@ def client(
             os.environ["OMP_NUM_THREADS"] = str(site.threads)
         os.environ.update(OFFLINE)
         _logging(log)
-        logging.getLogger("fedda.client").info("starting: %s, a %s", name, role)
+        logging.getLogger("fedda.client").info("starting: %s, a %s", name, site.role)
         # A missing device is refused here, not in the middle of a run.
         chosen = load("clients", "site.memory").pick_device(site.device)
         rules = load("clients", "policy.rules").Policy
