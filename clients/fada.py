@@ -75,7 +75,6 @@ class Member(fdann.Member):
         optimizer.step()
         if apart is not None:
             apart.follow()
-            self.catch_up(z.detach(), indices)
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
 
@@ -87,9 +86,6 @@ class Member(fdann.Member):
     def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor] | None:
         """Cross entropies of C and CI on the site's labels; None if it has no labels."""
         return None
-
-    def catch_up(self, z: Tensor, indices: Tensor) -> None:
-        """Let CI learn on, from features (N, d); without labels there is none."""
 
     def join(self, stream: Stream) -> None:
         """Take eqs. 4 and 5 for the halves of the losses, and load the domain identifiers."""
@@ -138,11 +134,6 @@ class Source(Member, fdann.Source):
         logits = head.classified(f_di) if self.options.keeps else head(f_di)  # type: ignore[operator]
         losses = [F.cross_entropy(logits, y)]
         return losses if self.apart is None else [*losses, self.apart.classify(f_ds, y)]
-
-    def catch_up(self, z: Tensor, indices: Tensor) -> None:
-        """Let CI learn on, from features (N, d)."""
-        assert self.apart is not None
-        self.apart.catch_up(z, self.labels(indices))
 
 
 class Target(Member, fdann.Target):

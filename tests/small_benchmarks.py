@@ -87,7 +87,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "alignments": ("--data", "HERE/data", "--set", "googlenet", "--results", "HERE/made"),
     "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
     "cache": ("--images", "60", "--size", "32"),
-    "apart": ("--data", "HERE/data", "--steps", "300", "--seeds", "1"),
     "candidates": CANDIDATES,
     "central": CENTRAL,
     "chain": CHAIN,

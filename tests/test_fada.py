@@ -42,18 +42,12 @@ from tests.reference import windows
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
-LR, WIDTHS, NARROW, UNITS, d = 0.05, (12, 10), 6, 7, 16
+LR, WIDTHS, UNITS, d = 0.05, (12, 10), 7, 16
 MODELS: dict[str, dict[str, Any]] = {
     "I": {"fada.parts": "attention"},
     "II": {"fada.parts": "adversarial"},
     "III": {"fada.parts": "all"},
     "III, mean": {"fada.parts": "all", "fada.disentanglers": "mean"},
-    "III, apart": {
-        "fada.parts": "all",
-        "fada.identifier": "alone",
-        "fada.identifier-steps": 3,
-        "fada.layers.specific": NARROW,
-    },
 }
 SETTINGS: dict[str, Any] = ONE_STEP | {
     "method": "fada",
@@ -115,14 +109,14 @@ def batches(nodes: list[Node], rounds: int) -> tuple[dict[str, list[list[twin.Ba
     return data, images
 
 
-def networks(sources: list[str], s: int) -> dict[str, dict[str, nn.Module]]:
-    """The networks of model III by site, as all sites begin with them; f_ds has s values."""
+def networks(sources: list[str]) -> dict[str, dict[str, nn.Module]]:
+    """The networks of model III by site, as all sites begin with them."""
     made = {
         "invariant": ("disentangler-invariant", lambda: branch(d, WIDTHS, 0.0, False)),
-        "specific": ("disentangler-specific", lambda: branch(d, (WIDTHS[0], s), 0.0, False)),
-        "M": ("estimator", lambda: Estimator(WIDTHS[-1], s, UNITS)),
-        "R": ("reconstructor", lambda: nn.Linear(WIDTHS[-1] + s, d)),
-        "CI": ("class-identifier", lambda: class_identifier(s, CLASSES, True)),
+        "specific": ("disentangler-specific", lambda: branch(d, WIDTHS, 0.0, False)),
+        "M": ("estimator", lambda: Estimator(WIDTHS[-1], WIDTHS[-1], UNITS)),
+        "R": ("reconstructor", lambda: nn.Linear(2 * WIDTHS[-1], d)),
+        "CI": ("class-identifier", lambda: class_identifier(WIDTHS[-1], CLASSES, True)),
     }
     return {
         site: {
@@ -141,7 +135,6 @@ def networks(sources: list[str], s: int) -> dict[str, dict[str, nn.Module]]:
         pytest.param("II", SOURCES, marks=pytest.mark.slow),
         ("III", ["bert"]),
         pytest.param("III", SOURCES, marks=pytest.mark.slow),
-        ("III, apart", ["bert"]),
     ],
 )
 def test_two_rounds_compute_the_same_as_one_central_loop(
@@ -158,8 +151,7 @@ def test_two_rounds_compute_the_same_as_one_central_loop(
     start = models.build(config.model, (1, SIDE, SIDE), CLASSES, 0, extension)
     width = start.head.in_features
     DIs = {s: Discriminator(width, (8,), seed_for(0, f"gradient/{s}")) for s in sources}
-    widths = task.options.layers.specific_widths
-    nets = networks(sources, widths[-1]) if "III" in form else None
+    nets = networks(sources) if "III" in form else None
     shuffles = {n["name"]: [generator(0, n["name"], t, "marginal") for t in (1, 2)] for n in nodes}
     data, images = batches(domains, 2)
     data = {s: data[s] for s in (*sources, "town")}

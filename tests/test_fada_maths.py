@@ -161,7 +161,7 @@ def test_the_presets_layers_are_those_of_tables_6_to_8(
     with torch.device("meta"):
         D = branch(d, layers.widths, layers.dropout, layers.dropout_first)
         CI = class_identifier(layers.widths[-1], 10, layers.class_norm)
-        M = Estimator(layers.widths[-1], layers.specific_widths[-1], layers.estimator)
+        M = Estimator(layers.widths[-1], layers.widths[-1], layers.estimator)
     norm = ["BatchNorm1d", "ReLU"]
     first = ["Dropout 0.5"] * (preset == "paper-photos")
     assert shapes(D) == [*first, wanted[0], *norm, "Dropout 0.5", wanted[1], *norm]

@@ -40,7 +40,7 @@ class Disentangling:
     def __init__(self, client: Client, labels: bool) -> None:
         self.client, self.options = client, client.options
         layers, C = client.options.layers, client.task.classes
-        d, m, s = features_width(client), layers.widths[-1], layers.specific_widths[-1]
+        d, m = features_width(client), layers.widths[-1]
         self.shuffles = client.generator("marginal")
         self.kept: list[Network] = []
         if client.options.keeps:
@@ -49,13 +49,13 @@ class Disentangling:
         else:
             D = client.model.encoder.get_submodule("disentangler")
             self.invariant = Network(D, self._optimizer(D))
-        self.specific = self._keep("disentangler-specific", lambda: make_branch(d, layers, True))
-        self.M = self._keep("estimator", lambda: Estimator(m, s, layers.estimator))
-        self.R = self._keep("reconstructor", lambda: nn.Linear(m + s, d))
+        self.specific = self._keep("disentangler-specific", lambda: make_branch(d, layers))
+        self.M = self._keep("estimator", lambda: Estimator(m, m, layers.estimator))
+        self.R = self._keep("reconstructor", lambda: nn.Linear(2 * m, d))
         self.CI: Network | None = None
         if labels:
             norm = layers.class_norm
-            self.CI = self._keep("class-identifier", lambda: class_identifier(s, C, norm))
+            self.CI = self._keep("class-identifier", lambda: class_identifier(m, C, norm))
 
     def _keep(self, name: str, make: Callable[[], nn.Module], strict: bool = False) -> Network:
         module = seeded(self.client.task.seed, name, make).to(self.client.device)
@@ -73,7 +73,7 @@ class Disentangling:
         return client.paced(make_optimizer(module.parameters(), train, rate))
 
     def split(self, features: Callable[[], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Take the model's features of a batch apart -> z (N, d), f_di (N, m), f_ds (N, s)."""
+        """Take the model's features of a batch apart -> z (N, d), f_di (N, m), f_ds (N, m)."""
         if self.options.keeps:
             z = features()
             return z, self.invariant.module(z), self.specific.module(z)
@@ -88,18 +88,7 @@ class Disentangling:
     def classify(self, f_ds: Tensor, y: Tensor) -> Tensor:
         """Eq. 6, second term: cross entropy of CI on the domain-specific part -> scalar."""
         assert self.CI is not None
-        seen = f_ds.detach() if self.options.identifier == "alone" else f_ds
-        return F.cross_entropy(self.CI.module(seen), y)
-
-    def catch_up(self, z: Tensor, y: Tensor) -> None:
-        """Let CI alone learn on, from features (N, d), before D is to deceive it."""
-        assert self.CI is not None
-        for _ in range(self.options.identifier_steps - 1):
-            with torch.no_grad():
-                f_ds = self.specific.module(z)
-            self.zero_grad()
-            F.cross_entropy(self.CI.module(f_ds), y).backward()
-            optimizer_of(self.CI).step()
+        return F.cross_entropy(self.CI.module(f_ds), y)
 
     def zero_grad(self) -> None:
         """Forget the gradients of all networks here."""
@@ -147,10 +136,9 @@ class Disentangling:
         return numbers
 
 
-def make_branch(d: int, layers: Layers, specific: bool = False) -> nn.Sequential:
-    """One branch of a disentangler, as settings describe it: of f_di, or of f_ds."""
-    widths = layers.specific_widths if specific else layers.widths
-    return branch(d, widths, layers.dropout, layers.dropout_first)
+def make_branch(d: int, layers: Layers) -> nn.Sequential:
+    """One branch of a disentangler, as settings describe it."""
+    return branch(d, layers.widths, layers.dropout, layers.dropout_first)
 
 
 def optimizer_of(network: Network) -> optim.Optimizer:

@@ -36,8 +36,6 @@ class Layers(Section):
     disentangler: str = Field(default="256,256", pattern=SIZES)
     """layers of both branches of D, each with BatchNorm and ReLU; tables 6 to 8: 3072,2048
     (digits), 64,32 (Amazon Review), 2048,2048 (photographs)"""
-    specific: int = Field(default=0, ge=0, le=10_000)
-    """values of f_ds; 0: as many as f_di has. A class is easier to forget in few"""
     dropout: float = Field(default=0.5, ge=0, lt=1)
     """share of values left out in D while training"""
     dropout_first: bool = False
@@ -50,12 +48,6 @@ class Layers(Section):
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.disentangler.split(","))
-
-    @property
-    def specific_widths(self) -> tuple[int, ...]:
-        """Those of the branch of f_ds."""
-        *before, last = self.widths
-        return *before, self.specific or last
 
 
 # ---- the networks ------------------------------------------------------------------------------

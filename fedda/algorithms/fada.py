@@ -103,12 +103,6 @@ class Config(Section):
     pace: float = Field(default=0.1, gt=0, le=10)
     """learning rate of D, CI, M and R, in units of the model's new layers, on which they can
     diverge"""
-    identifier: Literal["printed", "alone"] = "printed"
-    """eq. 6 as it is printed moves D and CI; alone: its second term moves CI alone, as eq. 7 has D
-    forget the class that this term has it learn"""
-    identifier_steps: int = Field(default=1, ge=1, le=100)
-    """steps of CI for one of D; an identifier that lags behind is deceived by features that tell
-    the class to any other"""
     weights: LossWeights = LossWeights()
     pairs: ClassVar[bool] = True
 
@@ -159,16 +153,6 @@ PRESETS: dict[str, dict[str, Scalar]] = {
         "layers.disentangler": "2048,2048",
         "layers.estimator": 512,
         "layers.dropout-first": True,
-    },
-    # Takes the parts apart (notes/fada.md); layers and weights were chosen on GoogLeNet's features.
-    "apart": {
-        "parts": "all",
-        "identifier": "alone",
-        "identifier-steps": 10,
-        "layers.specific": 32,
-        "pace": 1.0,
-        "weights.information": 0.1,
-        "weights.reconstruction": 10.0,
     },
 }
 

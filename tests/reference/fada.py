@@ -166,8 +166,7 @@ def training(
                 assert y is not None
                 loss[s] = F.cross_entropy(di[s] @ head.weight.T + head.bias, y)
                 if nets is not None:
-                    seen = ds[s] if options.identifier == "printed" else ds[s].detach()
-                    loss[s] = loss[s] + F.cross_entropy(nets[s]["CI"](seen), y)
+                    loss[s] = loss[s] + F.cross_entropy(nets[s]["CI"](ds[s]), y)
                 # Eq. 5; each site moves by the term of its own features.
                 aligned = weight * eq_5(DI, di[s], di[TARGET].detach())
                 loss[s] = loss[s] + aligned
@@ -190,11 +189,6 @@ def training(
                 moves[s].step()
             if nets is not None and shuffles is not None:
                 for s in data:
-                    for _ in range(options.identifier_steps - 1 if "CI" in nets[s] else 0):
-                        stay[s]["CI"].zero_grad()
-                        seen = nets[s]["specific"](z[s].detach()).detach()
-                        F.cross_entropy(nets[s]["CI"](seen), known(data[s][t][n])).backward()
-                        stay[s]["CI"].step()
                     _apart(nets[s], stay[s], z[s].detach(), shuffles[s][t], options.weights)
         own = local[TARGET].state_dict()
         sources = {s: local[s].state_dict() for s in sorted(DIs)}
@@ -210,12 +204,6 @@ def training(
         model = copy.deepcopy(model)
         model.load_state_dict(updated(theta_0, own, sources, w))
     return model, past
-
-
-def known(batch: Batch) -> Tensor:
-    """The labels of a batch that has them."""
-    assert batch[1] is not None
-    return batch[1]
 
 
 def _apart(
