@@ -36,11 +36,6 @@ def answer(
 def client_for(site: Site, task: Mapping[str, Any], step: Mapping[str, Any]) -> Client:
     """Make the client that serves a request.
 
-    Args:
-        site: this site.
-        task: the request's table of settings.
-        step: its table of this round.
-
     Raises:
         WireError: the request names no part of a method.
         PolicyError: the site's policy does not allow the method.

@@ -42,12 +42,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def keeping(path: Path, private: bool = False) -> Iterator[Path]:
-    """Like `replacing`, and the folder is made if it is missing.
-
-    Args:
-        path: the file.
-        private: whether only the owner may read the new file.
-    """
+    """Like `replacing`, and the folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         if private and part != path:
@@ -59,10 +54,6 @@ def keeping(path: Path, private: bool = False) -> Iterator[Path]:
 @contextmanager
 def writing(path: Path, advice: str) -> Iterator[Path]:
     """Like `replacing`, for a file that a user named: a link to a file is written through.
-
-    Args:
-        path: the file.
-        advice: what to do if it cannot be written.
 
     Raises:
         RunError: it cannot be written.

@@ -104,15 +104,7 @@ def _asked(
     names: Mapping[int, str],
     take: Callable[[Message], None],
 ) -> tuple[dict[str, str], Ledger]:
-    """Ask the nodes -> why some told nothing, by name; the bytes.
-
-    Args:
-        config: the run.
-        grid: the way to the sites.
-        journal: receives who told nothing.
-        names: of the nodes.
-        take: called with each reply; raises a FeddaError if the site told nothing.
-    """
+    """Ask the nodes -> why some told nothing, by name; the bytes."""
     refused = {name: f"no reply within {config.wait.train:g} s" for name in names.values()}
     ledger, crossed = Ledger(), Transcript(Path(config.run.dir) / config.run.name, grid, "look")
 

@@ -12,13 +12,7 @@ from .strategy_modules import roster
 
 
 class Newcomers:
-    """Waits for targets that the run has not adapted to yet.
-
-    Args:
-        sites: tells which sites are connected.
-        config: the run.
-        journal: learns that the run waits, and who cannot take part.
-    """
+    """Waits for targets that the run has not adapted to yet."""
 
     def __init__(self, sites: Sites, config: RunConfig, journal: Journal) -> None:
         self._sites = sites
@@ -30,9 +24,6 @@ class Newcomers:
         """Wait, without end, for targets that are not in the roster -> it with them, their names.
 
         Sources that join are not waited for: a source takes part from the run's beginning.
-
-        Args:
-            members: the run's roster.
         """
         self._journal.write("open", targets=[node.name for node in members.targets])
         while True:

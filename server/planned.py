@@ -13,12 +13,7 @@ ENOUGH = 1000  # steps of a source, over all rounds
 
 
 def steps(task: Task, examples: Mapping[str, int]) -> int:
-    """Steps of the source that takes most, in all rounds; 0 if sources leave before the last one.
-
-    Args:
-        task: the training.
-        examples: of each source.
-    """
+    """Steps of the source that takes most, in all rounds; 0 if sources leave before the last."""
     trains = [any("source" in hop for hop in s.phase.hops.values()) for s in task.stages]
     if not trains or not trains[-1]:
         return 0

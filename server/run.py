@@ -232,12 +232,7 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
 
 
 def classes_without_sources(config: RunConfig, start: Meta | None) -> tuple[str, ...]:
-    """Return the start model's class names if no source takes part in the run, else ().
-
-    Args:
-        config: the run.
-        start: the model that the run starts from, or None.
-    """
+    """Return the start model's class names if no source takes part in the run, else ()."""
     parts = {part for method in config.trainings for part in config.parts(method)}
     return start.classes if start and not OF_SOURCES & parts else ()
 

@@ -45,15 +45,7 @@ def facing(
     target: str,
     targets: Sequence[str],
 ) -> roster.Roster:
-    """Return the roster of one training; in a chain it includes the targets before this one.
-
-    Args:
-        config: the run.
-        method: the training's.
-        members: the run's roster.
-        target: the training's.
-        targets: of all trainings, in order.
-    """
+    """Return the roster of one training; in a chain it includes the targets before this one."""
     nodes = {node.name: node for node in members.targets}
     before = targets[: targets.index(target)] if plugins.method(method).chain else ()
     aim = members.facing(nodes[target], [nodes[name] for name in before])
@@ -62,11 +54,6 @@ def facing(
 
 def adapted(folder: Path, task: Task, members: roster.Roster) -> Mapping[str, Earlier]:
     """Read the checkpoints of a chain's trainings before this one -> by target, in order.
-
-    Args:
-        folder: the run's folder.
-        task: the training that follows them.
-        members: its roster.
 
     Raises:
         RunError: a checkpoint cannot be read.

@@ -178,13 +178,7 @@ def simulate(
 
 
 def look(config: RunConfig, sites: Sequence[Mapping[str, Any]], journal: Journal) -> dict[str, Any]:
-    """Look at sites of this machine (`fedda look`) -> the content of look.json.
-
-    Args:
-        config: the run.
-        sites: node configurations, as for `simulate`; their policies let them tell.
-        journal: receives every event.
-    """
+    """Look at sites of this machine (`fedda look`) -> the content of look.json."""
     sites = [{"policy": MAY_LOOK, "reproducible": True, **site} for site in sites]
     at_once = {"expect": len(sites)}
     config = config.model_copy(update={"run": config.run.model_copy(update=at_once)})

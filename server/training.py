@@ -61,19 +61,7 @@ class TrainingRounds:
         journal: Journal,
         earlier: Mapping[str, Earlier] | None = None,
     ) -> None:
-        """Prepare to train.
-
-        Args:
-            config: the run.
-            method: the method's name.
-            seed: seed of every random draw.
-            grid: the way to the sites.
-            sites: tells which sites are connected.
-            members: the sites of this training, with one target.
-            folder: the run's folder; the training gets a folder below it.
-            journal: receives every event of the training.
-            earlier: in a chain, the trainings before this one, by target.
-        """
+        """Prepare to train."""
         self.config = config
         self.method = method
         self.seed = seed

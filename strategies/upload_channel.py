@@ -313,12 +313,7 @@ CHANNELS: Mapping[str, type[OpenChannel]] = {
 
 
 def mean_by(guard: GuardConfig, like: Arrays) -> RunningMean | RobustMean:
-    """Make an empty mean of models, by the rule of `guard.mean`.
-
-    Args:
-        guard: names the rule.
-        like: the model that was sent.
-    """
+    """Make an empty mean of models, by the rule of `guard.mean`."""
     if guard.mean == "weighted":
         return RunningMean(like)
     return RobustMean(like, guard.mean, guard.liars)

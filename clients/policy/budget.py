@@ -37,12 +37,7 @@ class UsedBudget:
 
 
 class Spent:
-    """Books what is used.
-
-    Args:
-        state: the client's state folder.
-        budget: what may be used in all.
-    """
+    """Books what is used."""
 
     def __init__(self, state: Path, budget: Budget) -> None:
         self.path, self._budget = state / FILE, budget

@@ -161,9 +161,6 @@ class Gate:
     def admit_look(self, labels: bool) -> None:
         """Check that this site tells what its data look like, and book that as a training.
 
-        Args:
-            labels: whether its examples have labels.
-
         Raises:
             PolicyError: it does not; without a policy's word no site does.
             BudgetError: a budget is spent.
@@ -206,11 +203,6 @@ class Gate:
 
     def release(self, arrays: Mapping[str, Packed], size: int, contract: Part = NOTHING) -> None:
         """Let a reply leave.
-
-        Args:
-            arrays: its arrays.
-            size: all of its bytes.
-            contract: that of the request.
 
         Raises:
             PolicyError: a kind of array may not leave.

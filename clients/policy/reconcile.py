@@ -26,11 +26,6 @@ def compare(site: str, here: Iterable[Entry], there: Iterable[Entry]) -> tuple[i
 
     Compared are the runs of the server's record. Questions about what a site offers are in no
     run's record.
-
-    Args:
-        site: the site's name.
-        here: the lines of its audit log.
-        there: the lines of the server's record.
     """
     theirs = [entry for entry in there if entry.get("site") == site]
     runs = {entry.get("run_id") for entry in theirs}

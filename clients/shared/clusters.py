@@ -50,11 +50,6 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
 
     Call it under `torch.no_grad`: the images are not augmented then.
 
-    Args:
-        client: the target's client.
-        model: the model.
-        images: indices of images.
-
     Raises:
         WireError: a few images alone have most of the features' variance.
     """

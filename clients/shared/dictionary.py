@@ -57,14 +57,7 @@ class AtomHeads:
 
 
 class Dictionary:
-    """Stage 2 at one site.
-
-    Args:
-        site: the site.
-        task: the training.
-        model: with the encoder of stage 1.
-        data: the training examples; `learn` gets their labels, if there are any.
-    """
+    """Stage 2 at one site."""
 
     def __init__(self, site: Site, task: Task, model: Model, data: Examples) -> None:
         self.site = site

@@ -27,11 +27,6 @@ from ..site.state import SiteState
 class Copy:
     """One site's copy of a discriminator; the copies of all members of a group are equal.
 
-    Args:
-        DI: the discriminator.
-        network: its settings.
-        sync: this site's part in its group.
-
     Attributes:
         bounded: whether no layer's spectral norm may be above 1 after a step.
     """
@@ -101,11 +96,7 @@ class Copy:
 
 
 class Witness:
-    """The witness of MMD in one group: w (2M,), from the latest mean embeddings.
-
-    Args:
-        sync: this site's part in the group.
-    """
+    """The witness of MMD in one group: w (2M,), from the latest mean embeddings."""
 
     def __init__(self, sync: LazySync) -> None:
         self.sync = sync

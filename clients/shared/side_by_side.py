@@ -74,11 +74,6 @@ def fill(model: Model, plain: Model, packed: Sequence[Packed]) -> None:
 def groups(model: Model, plain: Model, rate: float) -> list[dict[str, Any]]:
     """Parameter groups of all encoders, with the rates that `Model.groups` gives a single one.
 
-    Args:
-        model: the models side by side.
-        plain: a model of the run.
-        rate: the learning rate.
-
     Raises:
         ConfigError: the encoder has no parameters.
     """

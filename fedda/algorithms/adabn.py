@@ -25,10 +25,6 @@ class Config(fedavg.Config):
 def check_batchnorm(entries: Iterable[str], model: str) -> None:
     """Check that a model has BatchNorm statistics to adapt.
 
-    Args:
-        entries: names in the model's state.
-        model: the value of `model.name`.
-
     Raises:
         ConfigError: the model has no BatchNorm layer.
     """

@@ -46,12 +46,7 @@ OWN = "own"  # the `input.window` of vectors that each site scales by itself
 
 
 def suspect(shape: Sequence[int], window: str) -> str:
-    """What of a site's data makes trainings diverge or learn nothing, in words; empty if nothing.
-
-    Args:
-        shape: of one input.
-        window: `input.window`.
-    """
+    """What of a site's data makes trainings diverge or learn nothing, in words; or nothing."""
     if len(shape) == 1 and (window == OWN or scales_of(window)):
         return ""
     vectors = len(shape) == 1

@@ -56,13 +56,7 @@ def gaps_of(x: Tensor) -> Gaps:
 
 
 def warnings_of(train: Gaps, test: Gaps, names: Sequence[str]) -> list[str]:
-    """Sentences about the gaps of a site's vectors, none if there are none.
-
-    Args:
-        train: those of its training vectors.
-        test: those of its tests.
-        names: of the columns.
-    """
+    """Sentences about the gaps of a site's vectors, none if there are none."""
     both = train + test
     if not both.rows:
         return []
@@ -74,12 +68,7 @@ def warnings_of(train: Gaps, test: Gaps, names: Sequence[str]) -> list[str]:
 
 
 def empty_columns(train: Gaps, names: Sequence[str]) -> str:
-    """A sentence about the columns of which training vectors have no value; empty if there is none.
-
-    Args:
-        train: the vectors' gaps.
-        names: of the columns.
-    """
+    """A sentence about columns of which training vectors have no value; empty without any."""
     return (
         f"no training row has a value in {_called(train.empty, names)}: a run that fills gaps has "
         "0 there, after any scaling"

@@ -102,9 +102,6 @@ def united(of: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
 
     Sites that have the same classes in one order keep it.
 
-    Args:
-        of: each site's classes, by its name.
-
     Raises:
         DataError: two sites call one class differently, in case, spaces or digits; or one numbers
             its classes and another names them.

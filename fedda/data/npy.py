@@ -56,11 +56,5 @@ def rows(stream: IO[bytes], about: Start, many: int) -> Iterator[np.ndarray]:
 
 
 def at_a_time(shape: tuple[int, ...], itemsize: int, batch: int = 1) -> int:
-    """How many rows of an array to read at a time: `PIECE` bytes of them, in whole batches.
-
-    Args:
-        shape: of the array, (N, ...).
-        itemsize: bytes of a value.
-        batch: rows that are used together.
-    """
+    """How many rows of an array to read at a time: `PIECE` bytes of them, in whole batches."""
     return batch * max(1, PIECE // max(1, batch * math.prod(shape[1:]) * itemsize))

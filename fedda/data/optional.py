@@ -9,11 +9,6 @@ from fedda.errors import DataError
 def needed(module: str, extra: str, what: str) -> Any:
     """Import a module of an optional package.
 
-    Args:
-        module: its name.
-        extra: the extra of fedda that installs it.
-        what: what it is needed for.
-
     Raises:
         DataError: it is not installed.
     """

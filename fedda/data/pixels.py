@@ -232,11 +232,6 @@ def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
 def sound(files: Sequence[Image_], gray: depth.Gray, where: Path) -> list[Image_]:
     """The files that can be read, in their order; the log says once which others are left out.
 
-    Args:
-        files: all of them.
-        gray: as for `read_images`.
-        where: their folder, for the log.
-
     Raises:
         DataError: none can be read.
     """

@@ -58,13 +58,7 @@ class Reader(Protocol):
 
 
 class Checked:
-    """A reader of another package, whose answers are what they should be.
-
-    Args:
-        reader: the package's own.
-        origin: the package and its version.
-        path: what it reads.
-    """
+    """A reader of another package, whose answers are what they should be."""
 
     def __init__(self, reader: Reader, origin: str, path: Path) -> None:
         self.path = path

@@ -128,12 +128,7 @@ def stored(image: Image.Image) -> int:
 
 
 def channels(image: Image.Image, gray: frozenset[str]) -> int:
-    """1 or 3.
-
-    Args:
-        image: as Pillow opens it, not loaded.
-        gray: Pillow's modes of gray.
-    """
+    """1 or 3."""
     return 1 if image.mode in gray | WIDE or _raw(image).startswith("LA") else 3
 
 

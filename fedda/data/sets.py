@@ -181,9 +181,6 @@ class Description:
     def check_size(self, least: int) -> None:
         """Check that there are images enough to train on.
 
-        Args:
-            least: `--min-images` of the site.
-
         Raises:
             DataError: there are fewer.
         """
@@ -241,11 +238,7 @@ def poison(labelled: Labelled, percent: float, generator: torch.Generator) -> La
 
 
 def odd_classes(counts: Mapping[str, int]) -> list[str]:
-    """Warn of a source's classes: absent, one alone, uneven numbers, or names nearly equal.
-
-    Args:
-        counts: training examples by class.
-    """
+    """Warn of a source's classes: absent, one alone, uneven numbers, or names nearly equal."""
     absent = [name for name, count in counts.items() if not count]
     counts = {name: count for name, count in counts.items() if count}
     warnings, seen = [], dict[str, str]()

@@ -67,12 +67,7 @@ class Row(NamedTuple):
 
 
 class Table:
-    """One site's table of images.
-
-    Args:
-        path: its file or folder.
-        reading: as the site says.
-    """
+    """One site's table of images."""
 
     def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
         self.path = path

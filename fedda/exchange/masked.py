@@ -44,11 +44,6 @@ def agreement(groups: Sequence[Group]) -> Group:
 def tell(stream: Stream, group: Group, signed: bytes) -> dict[str, tuple[bytes, bytes]]:
     """Tell all members this site's key -> public key and signature by member.
 
-    Args:
-        stream: to the session.
-        group: from `agreement`.
-        signed: public key and signature.
-
     Raises:
         ExchangeError: the session ended early.
         SecureError: this site's program was restarted in mid-session, or the sum does not have its

@@ -135,13 +135,7 @@ def layout(told: Account) -> Manifest:
 
 
 def statistics(x: Tensor, noise: float, draws: np.random.Generator) -> Packed:
-    """What leaves of a site's examples, uint8 (N, channels, H, W) or float32 (N, d).
-
-    Args:
-        x: the examples.
-        noise: of each number, in units of what one example may change a mean by.
-        draws: draws it.
-    """
+    """What leaves of a site's examples, uint8 (N, channels, H, W) or float32 (N, d)."""
 
     def summed(x: Tensor, unit: int, bounds: tuple[float, float] | None) -> list[summaries.Column]:
         columns = (x[:, c].reshape(len(x), -1) / unit for c in range(x.shape[1]))

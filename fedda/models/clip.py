@@ -40,15 +40,6 @@ def zero_shot(
 ) -> Iterator[Answers]:
     """What such a network says of the images at a path, batch by batch.
 
-    Args:
-        network: its name in open_clip.
-        weights: a file of its weights, or the name of some that are on this machine.
-        sentences: of each class.
-        data: the images, as `fedda.data.stream` reads them.
-        batch: images at a time.
-        device: on which it computes.
-        reading: what is said of the files.
-
     Raises:
         DataError: open_clip is not installed, or the images cannot be read.
         ModelError: there is no such network, or no such weights.

@@ -27,10 +27,6 @@ def check_entry(text: str) -> None:
 def check_allowed(point: EntryPoint, allowed: Sequence[str]) -> None:
     """Refuse a package that a site's policy does not name; none of its code is run.
 
-    Args:
-        point: what the package adds.
-        allowed: the entries of the policy.
-
     Raises:
         PolicyError: no entry names it, or another version of it.
     """
@@ -54,9 +50,6 @@ def entries(groups: Iterable[str]) -> list[tuple[str, str]]:
     """What names each installed package that adds something to fedda, and what it adds.
 
     No code of these packages is run.
-
-    Args:
-        groups: the kinds of what packages add.
     """
     added: dict[str, list[str]] = {}
     for group in sorted(groups):

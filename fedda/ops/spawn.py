@@ -65,11 +65,7 @@ def quiet_port() -> int:
 
 
 def scripts_first(path: str | None) -> str:
-    """A PATH on which this Python's scripts come first: flwr starts its helpers by bare names.
-
-    Args:
-        path: the PATH until now.
-    """
+    """A PATH on which this Python's scripts come first: flwr starts its helpers by bare names."""
     scripts = sysconfig.get_path("scripts")
     return os.pathsep.join([scripts, *(p for p in (path or "").split(os.pathsep) if p != scripts)])
 
@@ -130,14 +126,7 @@ class Process:
     def __init__(
         self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]
     ) -> None:
-        """Start it.
-
-        Args:
-            name: what messages call it.
-            command: the program and its arguments.
-            log: the file that its output is appended to.
-            env: all its environment variables.
-        """
+        """Start it."""
         self.name = name
         self.log = log
         self.command = list(command)

@@ -75,9 +75,6 @@ def memory() -> int:
 def connections(most: int) -> int:
     """Allow this process as many open files as the system lets it.
 
-    Args:
-        most: connections that are wanted.
-
     Returns:
         How many connections may be open, so that `SPARE` files are left for everything else.
     """

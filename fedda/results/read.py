@@ -129,13 +129,7 @@ def short_title(results: Results, method: str) -> str:
 
 
 def label(method: str, seed: int | str, target: str = "") -> str:
-    """Name a training within its run, for folders and files.
-
-    Args:
-        method: the method's name.
-        seed: the training's seed.
-        target: name of the target that adapts, if the run has several targets.
-    """
+    """Name a training within its run, for folders and files."""
     return f"{method}-{seed}" + (f"-{target}" if target else "")
 
 
@@ -391,12 +385,6 @@ def mean_weights(
 
 def answers(results: Results, method: str, which: str, target: str = "") -> dict[str, Any]:
     """The tables of answers by class of a method's trainings, by seed.
-
-    Args:
-        results: the run's.
-        method: its name.
-        which: "last" or "refined".
-        target: of the trainings; without one all.
 
     Returns:
         Per seed its table: "counts" (C, C) and "tests" (C,).

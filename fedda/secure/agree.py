@@ -125,13 +125,6 @@ def verify(
 ) -> None:
     """Check that a key for an occasion is the named site's.
 
-    Args:
-        occasion: what the key is for.
-        name: the site.
-        public: its X25519 key.
-        signature: r and s.
-        peers: the node keys that this site was given.
-
     Raises:
         SecureError: the site is unknown, or did not sign this.
     """
@@ -152,13 +145,6 @@ def check(
     peers: Mapping[str, ec.EllipticCurvePublicKey],
 ) -> None:
     """Check that a site signed a text.
-
-    Args:
-        text: what it should have signed.
-        what: what the text is about, for the error message.
-        name: the site.
-        signature: r and s.
-        peers: the node keys that this site was given.
 
     Raises:
         SecureError: the site is unknown, or did not sign this.

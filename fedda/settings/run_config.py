@@ -275,16 +275,6 @@ class RunConfig(sections.Section):
     ) -> Task:
         """Make the description of one training that its sites receive.
 
-        Args:
-            method: the method's name.
-            seed: seed of every random draw.
-            shape: shape of one input.
-            classes: names of the classes.
-            sites: how many sites take part.
-            target: name of the target that adapts, if the run has several.
-            later: whether the training follows others in a chain.
-            columns: names of the columns of tables of numbers.
-
         Raises:
             ConfigError: vectors are to be augmented as if they were images.
         """

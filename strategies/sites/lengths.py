@@ -34,13 +34,7 @@ class Lengths:
         self._held: dict[str, tuple[Reply, Packed]] = {}
 
     def add(self, reply: Reply, sent: Packed, length: float) -> list[Reply]:
-        """Take a reply -> those that are not too long, whatever comes, in order of arrival.
-
-        Args:
-            reply: with a model.
-            sent: the model that the site was sent.
-            length: of the update.
-        """
+        """Take a reply -> those that are not too long, whatever comes, in order of arrival."""
         self._peers.add(reply.node.name, length)
         self._held[reply.node.name] = (reply, sent)
         free = [name for name in self._held if self._peers.factor(name) == 1]

@@ -317,16 +317,7 @@ def every(
 
 
 class _Attacker:
-    """Tries attacks on one run and one site, and writes what they find.
-
-    Args:
-        run: the run.
-        folder: the site's data.
-        seed: of every draw.
-        device: to compute on.
-        reading: what the site says of its files.
-        noise: in place of the run's `privacy.noise`, unless it is negative.
-    """
+    """Tries attacks on one run and one site, and writes what they find."""
 
     def __init__(
         self,

@@ -13,12 +13,7 @@ SIDE, GAP = 96, 8  # pixels
 
 
 def pairs(made: Sequence[tuple[Tensor, Tensor]], path: Path) -> None:
-    """Draw originals above and reconstructions below, one column per size of the update.
-
-    Args:
-        made: images (channels, H, W) with values in [0, 1].
-        path: the PNG file.
-    """
+    """Draw originals above and reconstructions below, one column per size of the update."""
     width, height = (len(made) * (SIDE + GAP) + GAP, 2 * (SIDE + GAP) + GAP)
     sheet = Image.new("RGB", (width, height), "white")
     for column, pair in enumerate(made):

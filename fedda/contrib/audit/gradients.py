@@ -144,13 +144,6 @@ def audit(
              not of windows that a site refuses to send
     norm     mean length of G / p in `moving`, to compare with the clip
 
-    Args:
-        z: (N, d) features, as `features` makes them.
-        settings: of the run.
-        trials: windows per size, each with a new discriminator.
-        seed: of every draw.
-        what_if: whether no run has sent this.
-
     Raises:
         DataError: there are fewer than two features.
     """

@@ -41,11 +41,6 @@ PolicyOption = Annotated[
 class Proof:
     """What is made of the attacks' figures. Bad files are refused here, before any attack.
 
-    Args:
-        run: the run's folder.
-        page: where the evidence goes; None: nowhere.
-        policy: the site's policy.
-
     Raises:
         ConfigError: a page has a wrong name, or the policy cannot be read.
         RunError: the run has no results.

@@ -127,15 +127,7 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Audit:
 def change(
     subject: Subject, start: Model, chosen: Tensor, shown: Tensor, batch_size: int
 ) -> Tensor:
-    """Train a copy of a model for one epoch -> u (3C,).
-
-    Args:
-        subject: what is attacked.
-        start: the model that the server sent.
-        chosen: indices of the site's examples.
-        shown: indices of the attacker's own.
-        batch_size: of the site's steps.
-    """
+    """Train a copy of a model for one epoch -> u (3C,)."""
     model = copy_of(start).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=subject.train.lr)
     for batch in chosen.split(batch_size):

@@ -136,14 +136,6 @@ def subject(
 ) -> Subject:
     """Read a run's model and a site's labelled data.
 
-    Args:
-        file: the model.
-        config: the run's settings, flat; empty if they are not known.
-        folder: the data.
-        reading: what the site says of its files.
-        device: to compute on.
-        seed: of the choice among many examples.
-
     Raises:
         ModelError: the data do not fit the model.
         DataError: there are too few examples, or no labels.
@@ -173,12 +165,6 @@ def opened(
     read: Callable[..., T], file: Path, folder: Path, reading: data.Reading
 ) -> tuple[Model, models.Meta, T, dict[str, Any]]:
     """Read a run's model and data that fit it -> the model, about it, the data, how to read them.
-
-    Args:
-        read: `data.load_source` or another.
-        file: the model.
-        folder: the data.
-        reading: what the site says of its files.
 
     Raises:
         ModelError: the data do not fit the model.

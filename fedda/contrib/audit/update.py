@@ -44,12 +44,6 @@ def invert(
 ) -> tuple[Audit, list[Pair]]:
     """Attack updates of one step over few examples -> what was recovered, and the best pictures.
 
-    Args:
-        subject: what is attacked.
-        trials: updates of each size.
-        iterations: steps of the attack.
-        seed: of every draw.
-
     Raises:
         DataError: there are too few examples to compare with.
     """

@@ -193,13 +193,7 @@ def strays(
     named: Callable[[Path], str] = lambda file: file.name.lower(),
     skip: frozenset[Path] = frozenset(),
 ) -> dict[str, Path]:
-    """The files in SOURCE, down to two levels below it, that are not images; of a name the first.
-
-    Args:
-        request: the import.
-        named: what a file is called.
-        skip: folders that are not looked into.
-    """
+    """Files in SOURCE, down to two levels below it, that are no images; of a name the first."""
     found: dict[str, Path] = {}
     for folder in levels(request.source, skip=skip):
         for file in listing(folder).strays:

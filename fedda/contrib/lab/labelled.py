@@ -88,11 +88,6 @@ class Drawn:
     def of(cls, digests: Sequence[bytes], n: int, seed: int) -> "Drawn":
         """Draw n of a target's images.
 
-        Args:
-            digests: of each image.
-            n: how many.
-            seed: of the draw.
-
         Raises:
             DataError: there are fewer.
         """
@@ -228,14 +223,7 @@ def answered(rows: Sequence[Mapping[str, str]], n: int, classes: Sequence[str]) 
 
 
 def right(path: Path, target: Path, labels: Labels, reading: "Reading") -> list[bool]:
-    """Which labelled images a model gives the class that somebody gave them.
-
-    Args:
-        path: the model's file.
-        target: the target's data.
-        labels: of some of its images.
-        reading: how its files are read.
-    """
+    """Which labelled images a model gives the class that somebody gave them."""
     from fedda import models  # torch takes seconds to import
     from fedda.data import load_target
 

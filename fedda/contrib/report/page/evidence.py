@@ -51,13 +51,7 @@ def above(found: Mapping[str, float | None], most: Mapping[str, float | None]) -
 def open_risks(
     config: Mapping[str, Any], crosses: Sequence[str], found: Sequence[Finding]
 ) -> list[str]:
-    """What is not protected in a run with these settings, in whole sentences.
-
-    Args:
-        config: the run's settings.
-        crosses: what crossed, each as "from source model".
-        found: what the attacks found.
-    """
+    """What is not protected in a run with these settings, in whole sentences."""
     risks = [
         "All figures are lower bounds, by these attacks on these data; better ones recover more.",
         "They hold for honest weights: a server that makes up the weights it sends can recover "
