@@ -37,21 +37,13 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Refined:
-    """What the step has made.
+    """What the step has made."""
 
-    Attributes:
-        model: the refined model, on the CPU.
-        points: (N, d) in which the Gaussians are.
-        before: (N, C) what the last member predicts by itself.
-        after: (N, C) what the refined model predicts.
-        agreed: share of the images on which all members agree.
-    """
-
-    model: Model
-    points: Tensor
-    before: Tensor
-    after: Tensor
-    agreed: float
+    model: Model  # the refined model, on the CPU
+    points: Tensor  # (N, d) in which the Gaussians are
+    before: Tensor  # (N, C) what the last member predicts by itself
+    after: Tensor  # (N, C) what the refined model predicts
+    agreed: float  # share of the images on which all members agree
 
     @property
     def changed(self) -> float:

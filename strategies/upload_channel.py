@@ -78,18 +78,12 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of the sources' models.
+    """The mean of the sources' models."""
 
-    Attributes:
-        model: the mean.
-        weights: how much each source counts in it; they sum to 1.
-        numbers: what the sources reported of their training, as the round's numbers.
-        beside: the reply of the site that was asked beside them; None if it gave no usable one.
-    """
-
-    model: Arrays
-    weights: Alpha
-    numbers: dict[str, Any]
+    model: Arrays  # the mean
+    weights: Alpha  # how much each source counts in it; they sum to 1
+    numbers: dict[str, Any]  # what the sources reported of their training, as the round's numbers
+    # the reply of the site that was asked beside them; None if it gave no usable one
     beside: Reply | None = None
 
 

@@ -38,19 +38,12 @@ class DiedError(RunError):
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that was started on a server; `fedda run` writes it to the run's folder.
+    """A run that was started on a server; `fedda run` writes it to the run's folder."""
 
-    Attributes:
-        run: Flower's id of the run.
-        address: HOST:PORT where the server listens for operators.
-        ca: file of the server's certificate authority; empty for plain HTTP.
-        offset: bytes of the journal that were there before, from an earlier start of the run.
-    """
-
-    run: int
-    address: str
-    ca: str
-    offset: int
+    run: int  # Flower's id of the run
+    address: str  # HOST:PORT where the server listens for operators
+    ca: str  # file of the server's certificate authority; empty for plain HTTP
+    offset: int  # bytes of the journal that were there before, from an earlier start of the run
 
     def write(self, folder: Path) -> None:
         """Write it to a run's folder."""

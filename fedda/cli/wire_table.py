@@ -11,19 +11,12 @@ from fedda.wire.packing import Kind
 
 
 class Crossing(NamedTuple):
-    """What may enter and leave a site in one kind of request and its reply.
+    """What may enter and leave a site in one kind of request and its reply."""
 
-    Attributes:
-        part: the site's part: source, collaborator or target.
-        when: the phase, and the hop if its name differs; `test` for the test of a round.
-        enters: arrays and numbers that the site accepts.
-        leaves: arrays, numbers and sums of gradients that it may send.
-    """
-
-    part: str
-    when: str
-    enters: str
-    leaves: str
+    part: str  # the site's part: source, collaborator or target
+    when: str  # the phase, and the hop if its name differs; `test` for the test of a round
+    enters: str  # arrays and numbers that the site accepts
+    leaves: str  # arrays, numbers and sums of gradients that it may send
 
 
 def of_method(method: str) -> list[Crossing]:

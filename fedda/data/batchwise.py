@@ -25,16 +25,11 @@ from fedda.errors import DataError
 
 
 class Batch(NamedTuple):
-    """Some examples in a fixed order.
+    """Some examples in a fixed order."""
 
-    Attributes:
-        names: what they are called, as `stream` says.
-        examples: in the model's shape.
-        keys: what a table itself calls its rows; empty of other data, and if it names none.
-    """
-
-    names: list[str]
-    examples: Unlabelled
+    names: list[str]  # what they are called, as `stream` says
+    examples: Unlabelled  # in the model's shape
+    # what a table itself calls its rows; empty of other data, and if it names none
     keys: Sequence[str] = ()
 
 

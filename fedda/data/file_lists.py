@@ -25,17 +25,11 @@ _SPLITS = {"train": "train", "test": "test", "trainkfold": "train", "crossvalkfo
 
 
 class Line(NamedTuple):
-    """One line of a list.
+    """One line of a list."""
 
-    Attributes:
-        where: "FILE, line N".
-        path: of the image, below the folder of the domains.
-        label: its number.
-    """
-
-    where: str
-    path: PurePosixPath
-    label: int
+    where: str  # "FILE, line N"
+    path: PurePosixPath  # of the image, below the folder of the domains
+    label: int  # its number
 
 
 def lines(file: Path) -> list[Line]:

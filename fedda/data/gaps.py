@@ -14,17 +14,11 @@ CHUNK = 65_536  # vectors at a time
 
 @dataclass(frozen=True)
 class Gaps:
-    """Where values are missing in some vectors.
+    """Where values are missing in some vectors."""
 
-    Attributes:
-        rows: how many vectors have a gap.
-        of: how many there are.
-        seen: values of each column, without the gaps, (d,).
-    """
-
-    rows: int
-    of: int
-    seen: Tensor
+    rows: int  # how many vectors have a gap
+    of: int  # how many there are
+    seen: Tensor  # values of each column, without the gaps, (d,)
 
     @classmethod
     def none(cls, d: int) -> "Gaps":

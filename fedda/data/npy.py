@@ -14,17 +14,11 @@ PIECE = 1 << 21  # bytes of rows that are read at a time
 
 
 class Start(NamedTuple):
-    """What the first bytes of an array say.
+    """What the first bytes of an array say."""
 
-    Attributes:
-        shape: of the array, (N, ...).
-        fortran: whether its values are in Fortran order, so that a row's lie apart.
-        dtype: of its values.
-    """
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype
+    shape: tuple[int, ...]  # of the array, (N, ...)
+    fortran: bool  # whether its values are in Fortran order, so that a row's lie apart
+    dtype: np.dtype  # of its values
 
     @property
     def size(self) -> int:

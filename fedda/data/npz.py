@@ -43,12 +43,9 @@ _UNREADABLE += (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 
 
 class Npz:
-    """An open .npz file; every problem with it is a DataError that names it.
+    """An open .npz file; every problem with it is a DataError that names it."""
 
-    Attributes:
-        coding: what makes the model's columns of the file's; None: they are the same.
-    """
-
+    # what makes the model's columns of the file's; None: they are the same
     coding: Coding | None = None
 
     def __init__(self, path: Path) -> None:

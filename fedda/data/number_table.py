@@ -68,19 +68,12 @@ def _of_images(there: Sequence[str], reading: Reading) -> bool:
 
 
 class Outline(NamedTuple):
-    """What is known of a table before its numbers are read.
+    """What is known of a table before its numbers are read."""
 
-    Attributes:
-        length: how many rows it has.
-        cells: what the cells of its columns of numbers are.
-        splits: the different values of its column split; empty if it has none.
-        which: the place of each row's among them, int32 (N,).
-    """
-
-    length: int
-    cells: Mapping[str, ColumnCells]
-    splits: tuple[Any, ...]
-    which: np.ndarray
+    length: int  # how many rows it has
+    cells: Mapping[str, ColumnCells]  # what the cells of its columns of numbers are
+    splits: tuple[Any, ...]  # the different values of its column split; empty if it has none
+    which: np.ndarray  # the place of each row's among them, int32 (N,)
 
 
 class NumberTable(Npz):

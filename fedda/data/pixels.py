@@ -61,24 +61,15 @@ class Encoded(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What of an image file's header is used.
+    """What of an image file's header is used."""
 
-    Attributes:
-        width: in pixels.
-        height: in pixels.
-        channels: 1 or 3.
-        bits: of gray: 8 to 16, or 32 without a scale; 0 in DICOM.
-        scale: of DICOM: the values that are black and white where the run says nothing; None in
-            colour.
-        own: whether the file says them itself.
-    """
-
-    width: int
-    height: int
-    channels: int
-    bits: int
+    width: int  # in pixels
+    height: int  # in pixels
+    channels: int  # 1 or 3
+    bits: int  # of gray: 8 to 16, or 32 without a scale; 0 in DICOM
+    # of DICOM: the values that are black and white where the run says nothing; None in colour
     scale: depth.Window | None = None
-    own: bool = False
+    own: bool = False  # whether the file says them itself
 
 
 class ImageFile(Protocol):

@@ -56,19 +56,12 @@ def volumes(files: Iterable[Path]) -> str:
 
 
 class Deep(NamedTuple):
-    """Gray (H, W) of more than 8 bits.
+    """Gray (H, W) of more than 8 bits."""
 
-    Attributes:
-        values: the samples.
-        alpha: uint8 (H, W), 0 where nothing is seen; None if all is.
-        bits: how many a sample has: 9 to 16, or NO_SCALE.
-        inverted: whether 0 is white.
-    """
-
-    values: np.ndarray
-    alpha: np.ndarray | None
-    bits: int
-    inverted: bool
+    values: np.ndarray  # the samples
+    alpha: np.ndarray | None  # uint8 (H, W), 0 where nothing is seen; None if all is
+    bits: int  # how many a sample has: 9 to 16, or NO_SCALE
+    inverted: bool  # whether 0 is white
 
 
 def fault(image: Image.Image) -> str:

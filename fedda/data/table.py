@@ -51,19 +51,12 @@ PICTURES = Path("images")  # in the folder of a site that was cut from a table
 
 
 class Row(NamedTuple):
-    """One image of a table.
+    """One image of a table."""
 
-    Attributes:
-        number: of its row from 0; of several files with the file's name, as "train-0.parquet/3".
-        key: what the table itself calls it: its id, or the path of its image; may be empty.
-        image: its file, or the file's bytes.
-        label: as the table has it; None if labels were not asked for.
-    """
-
-    number: str
-    key: str
-    image: Image
-    label: Any
+    number: str  # of its row from 0; of several files with the file's name, as "train-0.parquet/3"
+    key: str  # what the table itself calls it: its id, or the path of its image; may be empty
+    image: Image  # its file, or the file's bytes
+    label: Any  # as the table has it; None if labels were not asked for
 
 
 class Table:

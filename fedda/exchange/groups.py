@@ -28,21 +28,14 @@ MAX_WAIT = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class Group:
-    """Sites that sum their gradients.
+    """Sites that sum their gradients."""
 
-    Attributes:
-        name: unique in its session.
-        size: float32 values of one flat gradient.
-        syncs: how many sums the group makes.
-        members: names of the sites; their gradients are added in this order.
-        masked: whether the values are whole numbers modulo 2^32, under masks that cancel in the
-            sum (`fedda.exchange.masked`).
-    """
-
-    name: str
-    size: int
-    syncs: int
-    members: tuple[str, ...]
+    name: str  # unique in its session
+    size: int  # float32 values of one flat gradient
+    syncs: int  # how many sums the group makes
+    members: tuple[str, ...]  # names of the sites; their gradients are added in this order
+    # whether the values are whole numbers modulo 2^32, under masks that cancel in the sum
+    # (`fedda.exchange.masked`)
     masked: bool = False
 
     def __post_init__(self) -> None:
@@ -83,27 +76,18 @@ def check_groups(groups: Sequence[Group]) -> tuple[Group, ...]:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What one site needs to take part in one session.
+    """What one site needs to take part in one session."""
 
-    Attributes:
-        name: of the run's lanes; empty: the session is inside this process.
-        certificate: the only one that the site accepts, in PEM; empty inside this process.
-        ticket: 64 hexadecimal digits that only this site and the run's program know.
-        port: of the run's own, at the server's host; 0: the one that the site dials anyway.
-        node: the site's name.
-        groups: those that it is a member of.
-        wait: seconds after which a site that hears nothing gives up.
-        rejoin: seconds within which it may connect again after a break.
-    """
-
-    name: str
+    name: str  # of the run's lanes; empty: the session is inside this process
+    # the only one that the site accepts, in PEM; empty inside this process
     certificate: str = field(repr=False)
+    # 64 hexadecimal digits that only this site and the run's program know
     ticket: str = field(repr=False)
-    node: str
-    groups: tuple[Group, ...]
-    wait: float
-    rejoin: float = 0.0
-    port: int = 0
+    node: str  # the site's name
+    groups: tuple[Group, ...]  # those that it is a member of
+    wait: float  # seconds after which a site that hears nothing gives up
+    rejoin: float = 0.0  # seconds within which it may connect again after a break
+    port: int = 0  # of the run's own, at the server's host; 0: the one that the site dials anyway
 
     @property
     def lane(self) -> LaneInvitation:

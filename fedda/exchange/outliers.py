@@ -19,17 +19,12 @@ from fedda.maths.bounds import NAMED, Peers
 
 @dataclass(frozen=True)
 class Excess:
-    """What was found in the gradients of one site.
+    """What was found in the gradients of one site."""
 
-    Attributes:
-        clipped: how many were scaled down, by so much that the site is named.
-        longest: how long the longest of these was, in units of the longest of the others'.
-        numberless: how many did not count, as they were not finite or their square was not.
-    """
-
-    clipped: int = 0
+    clipped: int = 0  # how many were scaled down, by so much that the site is named
+    # how long the longest of these was, in units of the longest of the others'
     longest: float = 0.0
-    numberless: int = 0
+    numberless: int = 0  # how many did not count, as they were not finite or their square was not
 
 
 class Outliers:

@@ -17,12 +17,9 @@ def ignore(_what: str, _site: str, _text: str) -> None:
 
 
 class Session(ABC):
-    """One session; a `with` block closes it at its end.
+    """One session; a `with` block closes it at its end."""
 
-    Attributes:
-        invitations: by site, what the site must get over a link that it trusts.
-    """
-
+    # by site, what the site must get over a link that it trusts
     invitations: Mapping[str, Invitation]
 
     def __init__(self, meeting: Meeting) -> None:

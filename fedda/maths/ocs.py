@@ -46,23 +46,14 @@ THETA_CE = math.sqrt(2)  # the largest |p - e_y|
 
 @dataclass(frozen=True)
 class Prospect:
-    """A domain that a target may adapt from, with what was measured of it.
+    """A domain that a target may adapt from, with what was measured of it."""
 
-    Attributes:
-        name: the domain's.
-        labelled: whether it has labels.
-        eps: the error of its model on its own data; carried forward if it has no labels.
-        theta: Lipschitz constant of its classifier.
-        distance: W1 to the target, or with the selector `pad` the proxy A-distance.
-        error: of the distance, as two halves of the data give it.
-    """
-
-    name: str
-    labelled: bool
-    eps: float
-    theta: float
-    distance: float
-    error: float
+    name: str  # the domain's
+    labelled: bool  # whether it has labels
+    eps: float  # the error of its model on its own data; carried forward if it has no labels
+    theta: float  # Lipschitz constant of its classifier
+    distance: float  # W1 to the target, or with the selector `pad` the proxy A-distance
+    error: float  # of the distance, as two halves of the data give it
 
     @property
     def bound(self) -> float:

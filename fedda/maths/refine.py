@@ -67,19 +67,12 @@ WEIGHTS: dict[Strength, Weights] = {
 
 @dataclass(frozen=True)
 class Space:
-    """How features become points z.
+    """How features become points z."""
 
-    Attributes:
-        mean: (D,) of each column.
-        scale: (D,) what each column is divided by: its deviation, and a tenth of their mean.
-        centre: (D,) mean of the rows of unit length.
-        axes: (D, d) the first principal components of these rows.
-    """
-
-    mean: Tensor
-    scale: Tensor
-    centre: Tensor
-    axes: Tensor
+    mean: Tensor  # (D,) of each column
+    scale: Tensor  # (D,) what each column is divided by: its deviation, and a tenth of their mean
+    centre: Tensor  # (D,) mean of the rows of unit length
+    axes: Tensor  # (D, d) the first principal components of these rows
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
@@ -105,19 +98,12 @@ class Space:
 
 @dataclass(frozen=True)
 class Gaussians:
-    """What the step has found: a mean for each class, and one covariance.
+    """What the step has found: a mean for each class, and one covariance."""
 
-    Attributes:
-        means: (C, d).
-        root: (d, d) with root root' = s S^-1.
-        offset: (C,) beta log pi.
-        w: what log p counts.
-    """
-
-    means: Tensor
-    root: Tensor
-    offset: Tensor
-    w: float
+    means: Tensor  # (C, d)
+    root: Tensor  # (d, d) with root root' = s S^-1
+    offset: Tensor  # (C,) beta log pi
+    w: float  # what log p counts
 
     def logits(self, z: Tensor, p: Tensor) -> Tensor:
         """Logits of points (N, d) with predictions (N, C), whose softmax is q -> (N, C)."""

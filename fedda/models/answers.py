@@ -20,16 +20,11 @@ EXPORTED = (".onnx",)
 
 
 class Answers(NamedTuple):
-    """What is said of some examples.
+    """What is said of some examples."""
 
-    Attributes:
-        names: of the examples, as `fedda.data.stream` has them.
-        p: (N, C) class probabilities, on the CPU.
-        keys: what a table itself calls its rows; empty of other data, and if it names none.
-    """
-
-    names: Sequence[str]
-    p: Tensor
+    names: Sequence[str]  # of the examples, as `fedda.data.stream` has them
+    p: Tensor  # (N, C) class probabilities, on the CPU
+    # what a table itself calls its rows; empty of other data, and if it names none
     keys: Sequence[str]
 
 

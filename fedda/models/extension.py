@@ -20,15 +20,11 @@ EXTENDERS: dict[str, Callable[[Any, Mapping[str, Any]], None]] = {}
 
 @dataclass(frozen=True)
 class Extension:
-    """A method's own layers in a model.
+    """A method's own layers in a model."""
 
-    Attributes:
-        method: name of the method, whose `extend` adds the layers; or a name in EXTENDERS.
-        settings: what `extend` is given: any values that JSON can hold. They pass through JSON
-            once, so that they equal those read from a file.
-    """
-
-    method: str
+    method: str  # name of the method, whose `extend` adds the layers; or a name in EXTENDERS
+    # what `extend` is given: any values that JSON can hold. They pass through JSON once, so that
+    # they equal those read from a file.
     settings: Mapping[str, Any]
 
     def __post_init__(self) -> None:

@@ -43,15 +43,11 @@ assert set(LAST) == set(PRETRAINED)
 
 @dataclass(frozen=True)
 class Ready:
-    """A network without its last linear layer, and the inputs that its weights were trained on.
+    """A network without its last linear layer, and the inputs that its weights were trained on."""
 
-    Attributes:
-        network: normalised images (N, 3, H, W) -> features (N, width).
-        width: the number of features.
-        mean, std: each colour is normalised by (x - mean) / std, for x in [0, 1].
-    """
-
-    network: nn.Module
+    network: nn.Module  # normalised images (N, 3, H, W) -> features (N, width)
+    # the number of features. mean, std: each colour is normalised by (x - mean) / std, for x in [0,
+    # 1].
     width: int
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD

@@ -35,19 +35,12 @@ Entry = dict[str, Any]
 
 @dataclass
 class CheckedChain:
-    """What a check of a chain found.
+    """What a check of a chain found."""
 
-    Attributes:
-        entries: the lines that hold, in order.
-        last: hash of the last of them.
-        bad: the first line that does not hold, and why; empty if all do.
-        notes: what is no tampering, but worth knowing.
-    """
-
-    entries: list[Entry] = field(default_factory=list)
-    last: str = START
-    bad: str = ""
-    notes: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)  # the lines that hold, in order
+    last: str = START  # hash of the last of them
+    bad: str = ""  # the first line that does not hold, and why; empty if all do
+    notes: list[str] = field(default_factory=list)  # what is no tampering, but worth knowing
 
 
 class Chain:

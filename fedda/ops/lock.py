@@ -32,16 +32,11 @@ class Holder:
     """The process that executes a run.
 
     Its number alone would not name it, as the kernel gives numbers again.
-
-    Attributes:
-        pid: its number.
-        began: when it began, as the kernel counts; empty where the system does not say it.
-        host: the machine or container in which the number counts.
     """
 
-    pid: int
-    began: str
-    host: str
+    pid: int  # its number
+    began: str  # when it began, as the kernel counts; empty where the system does not say it
+    host: str  # the machine or container in which the number counts
 
     @classmethod
     def me(cls) -> Self:

@@ -28,17 +28,11 @@ Round = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason to doubt a training.
+    """A reason to doubt a training."""
 
-    Attributes:
-        what: `loss` or `kept`.
-        round: the round in which it was noticed.
-        text: what was seen, and what to do.
-    """
-
-    what: str
-    round: int
-    text: str
+    what: str  # `loss` or `kept`
+    round: int  # the round in which it was noticed
+    text: str  # what was seen, and what to do
 
     def to_json(self) -> dict[str, Any]:
         """The doubt as plain JSON types."""

@@ -36,19 +36,12 @@ Values = NDArray[np.unsignedinteger]
 
 @dataclass(frozen=True)
 class Ring:
-    """The whole numbers modulo a power of two, in which sums wrap around.
+    """The whole numbers modulo a power of two, in which sums wrap around."""
 
-    Attributes:
-        dtype: of its numbers, as they travel.
-        bits: of a sum's magnitude; one of the other two is the sign, and one a reserve.
-        growth: bits by which an entry may exceed the largest value of the model that was sent.
-        number: tells its masks from those of the other ring, under the same seeds.
-    """
-
-    dtype: str
-    bits: int
-    growth: int
-    number: int
+    dtype: str  # of its numbers, as they travel
+    bits: int  # of a sum's magnitude; one of the other two is the sign, and one a reserve
+    growth: int  # bits by which an entry may exceed the largest value of the model that was sent
+    number: int  # tells its masks from those of the other ring, under the same seeds
 
     def of(self, values: NDArray[np.float64]) -> Values:
         """Round values to numbers of the ring."""

@@ -38,21 +38,13 @@ def layouts(options: Any, model: Manifest) -> Mapping[str, Manifest]:
 
 @dataclass(frozen=True)
 class Envelope:
-    """From whom a model goes to whom, and what for.
+    """From whom a model goes to whom, and what for."""
 
-    Attributes:
-        training: the training's name.
-        round: counted from 1.
-        source: who trained it.
-        target: who opens it.
-        public: the target's key of this round.
-    """
-
-    training: str
-    round: int
-    source: str
-    target: str
-    public: bytes
+    training: str  # the training's name
+    round: int  # counted from 1
+    source: str  # who trained it
+    target: str  # who opens it
+    public: bytes  # the target's key of this round
 
     @property
     def info(self) -> bytes:

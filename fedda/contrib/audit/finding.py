@@ -92,21 +92,13 @@ REMARKS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A row: what an attack recovers from one thing that leaves a site.
+    """A row: what an attack recovers from one thing that leaves a site."""
 
-    Attributes:
-        attack: a name in ATTACKS.
-        on: what it was tried on, a name in ATTACKS[attack].
-        examples: over how many examples that was computed.
-        recovered: figures by measure.
-        guess: what somebody reaches who knows nothing of the run, by measure.
-    """
-
-    attack: str
-    on: str
-    examples: int
-    recovered: dict[str, float]
-    guess: dict[str, float]
+    attack: str  # a name in ATTACKS
+    on: str  # what it was tried on, a name in ATTACKS[attack]
+    examples: int  # over how many examples that was computed
+    recovered: dict[str, float]  # figures by measure
+    guess: dict[str, float]  # what somebody reaches who knows nothing of the run, by measure
 
     @property
     def closed_by(self) -> str:
@@ -122,17 +114,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """One attack as it was tried: its rows, and how it was tried.
+    """One attack as it was tried: its rows, and how it was tried."""
 
-    Attributes:
-        attack: a name in ATTACKS.
-        settings: of the attack, by name, as plain JSON types; with the data's name and the seed.
-        findings: its rows, one or more.
-    """
-
-    attack: str
+    attack: str  # a name in ATTACKS
+    # of the attack, by name, as plain JSON types; with the data's name and the seed
     settings: dict[str, Any]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # its rows, one or more
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain JSON types."""

@@ -30,27 +30,16 @@ MOST = 4000  # examples that an audit looks at, drawn at random
 
 @dataclass(frozen=True)
 class Subject:
-    """What is attacked.
+    """What is attacked."""
 
-    Attributes:
-        model: the run's last model, without its frozen part.
-        about: its description.
-        train: how the run's sites train.
-        privacy: the noise of that training.
-        rounds: of the run.
-        x: a site's training examples.
-        y: their labels.
-        held: labelled examples that the site does not train on, or None.
-    """
-
-    model: Model
-    about: models.Meta
-    train: TrainConfig
-    privacy: PrivacyConfig
-    rounds: int
-    x: Tensor
-    y: Tensor
-    held: tuple[Tensor, Tensor] | None
+    model: Model  # the run's last model, without its frozen part
+    about: models.Meta  # its description
+    train: TrainConfig  # how the run's sites train
+    privacy: PrivacyConfig  # the noise of that training
+    rounds: int  # of the run
+    x: Tensor  # a site's training examples
+    y: Tensor  # their labels
+    held: tuple[Tensor, Tensor] | None  # labelled examples that the site does not train on, or None
 
     @property
     def classes(self) -> int:

@@ -68,21 +68,13 @@ def differ(first: Sequence[bool], second: Sequence[bool]) -> float:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Which images of a target are labelled.
+    """Which images of a target are labelled."""
 
-    Attributes:
-        seed: of the draw.
-        total: how many images the target has.
-        data: a digest of them all, so that labels are not used with others.
-        images: their indices, in random order.
-        looks: how often the labels were used.
-    """
-
-    seed: int
-    total: int
-    data: str
-    images: tuple[int, ...]
-    looks: int = 0
+    seed: int  # of the draw
+    total: int  # how many images the target has
+    data: str  # a digest of them all, so that labels are not used with others
+    images: tuple[int, ...]  # their indices, in random order
+    looks: int = 0  # how often the labels were used
 
     @classmethod
     def of(cls, digests: Sequence[bytes], n: int, seed: int) -> "Drawn":
@@ -137,17 +129,11 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Labels:
-    """What somebody has answered so far.
+    """What somebody has answered so far."""
 
-    Attributes:
-        drawn: which images were to be labelled.
-        rows: of labels.csv.
-        folder: where both are.
-    """
-
-    drawn: Drawn
-    rows: Sequence[Mapping[str, str]]
-    folder: Path
+    drawn: Drawn  # which images were to be labelled
+    rows: Sequence[Mapping[str, str]]  # of labels.csv
+    folder: Path  # where both are
 
     @classmethod
     def read(cls, folder: Path, digests: Sequence[bytes]) -> "Labels":

@@ -22,19 +22,13 @@ HALF = 0.5
 
 @dataclass(frozen=True)
 class Choice:
-    """What labels say of trained methods.
+    """What labels say of trained methods."""
 
-    Attributes:
-        plan: the trainings, of one target; FedAvg is the first variant.
-        labels: of the target's images.
-        right: which labelled images most of a variant's seeds have right.
-        command: words of `fedda run` that train a variant.
-    """
-
-    plan: Plan
-    labels: Labels
+    plan: Plan  # the trainings, of one target; FedAvg is the first variant
+    labels: Labels  # of the target's images
+    # which labelled images most of a variant's seeds have right
     right: Mapping[Variant, Sequence[bool]]
-    command: Mapping[Variant, str]
+    command: Mapping[Variant, str]  # words of `fedda run` that train a variant
 
     @property
     def reference(self) -> Variant:

@@ -32,30 +32,24 @@ _described = cache(describe)  # cached, as describing reads the header of every 
 
 @dataclass(frozen=True)
 class Score:
-    """The results of a finished cell.
-
-    Attributes:
-        last: the accuracy after the last round; None if the target has no labelled tests.
-        selected: likewise, after the round with the highest infomax, which needs no labels.
-        selected_round: that round.
-        transductive: whether the method trains on the very images, without their labels, on which
-            the target is tested.
-        oracle: whether it was trained on the target's labels.
-        refined: the accuracy of the model that the target's last step has made.
-    """
+    """The results of a finished cell."""
 
     variant: str
     target: str
     seed: int
+    # the accuracy after the last round; None if the target has no labelled tests
     last: float | None
+    # likewise, after the round with the highest infomax, which needs no labels
     selected: float | None
-    selected_round: int | None
+    selected_round: int | None  # that round
     seconds: float
     bytes: int
     weights: Mapping[str, float]
+    # whether the method trains on the very images, without their labels, on which the target is
+    # tested
     transductive: bool = False
-    oracle: bool = False
-    refined: float | None = None
+    oracle: bool = False  # whether it was trained on the target's labels
+    refined: float | None = None  # the accuracy of the model that the target's last step has made
 
 
 @dataclass(frozen=True)

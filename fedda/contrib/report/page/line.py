@@ -23,21 +23,13 @@ CELLS = 20_000  # most cells of a table of numbers
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve: the mean over the seeds, and the values of each seed.
+    """One curve: the mean over the seeds, and the values of each seed."""
 
-    Attributes:
-        name: its name in the legend and the table.
-        css: classes of its colour and dashes.
-        seeds: values by seed.
-        marks: the round to mark with a ring, by seed.
-        drawn: whether it is in the figure and its legend, or in the table alone.
-    """
-
-    name: str
-    css: str
-    seeds: Mapping[str, Values]
-    marks: Mapping[str, int] = field(default_factory=dict)
-    drawn: bool = True
+    name: str  # its name in the legend and the table
+    css: str  # classes of its colour and dashes
+    seeds: Mapping[str, Values]  # values by seed
+    marks: Mapping[str, int] = field(default_factory=dict)  # the round to mark with a ring, by seed
+    drawn: bool = True  # whether it is in the figure and its legend, or in the table alone
 
     @cached_property
     def mean(self) -> Values:
@@ -48,24 +40,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Scale:
-    """How values are shown, and what the axis covers.
+    """How values are shown, and what the axis covers."""
 
-    Attributes:
-        unit: of the axis.
-        text: writes a value.
-        factor: brings a value to the axis's unit.
-        low: where the axis begins; None to take it from the values.
-        high: where it ends; None to take it from the values.
-        span: the least that it covers, so that noise does not fill the height.
-        inside: the smallest and the largest value that there can be.
-    """
-
-    unit: str
-    text: Callable[[float], str]
-    factor: float = 1.0
-    low: float | None = None
-    high: float | None = None
-    span: float = 0.0
+    unit: str  # of the axis
+    text: Callable[[float], str]  # writes a value
+    factor: float = 1.0  # brings a value to the axis's unit
+    low: float | None = None  # where the axis begins; None to take it from the values
+    high: float | None = None  # where it ends; None to take it from the values
+    span: float = 0.0  # the least that it covers, so that noise does not fill the height
+    # the smallest and the largest value that there can be
     inside: tuple[float, float] = (-math.inf, math.inf)
 
 
