@@ -6,7 +6,6 @@ script.py      values under the pointer, figures as files
 parts.py       tables, figures, legends
 axes.py        axes around a drawing that stretches
 line.py        curves over the rounds, or over windows of an audit
-bars.py        stacked bars over the rounds
 series.py      results.json, in the form that the sections need
 headline.py    the first screen
 rounds.py      accuracy, weights, losses, gate
@@ -15,7 +14,6 @@ conditions.py  sites, troubles, settings
 noted.py       the sites' own notes, if they are on this machine
 confusion.py   confusion matrix of the target's test
 features.py    features of all sites, before and after adaptation
-labels.py      where the names of their classes go
 recovered.py   what `fedda audit` recovered, if it was run
 evidence.py    a page of its own: what crossed, attacks and what is not protected
 live_page.py   a run that goes on: its first screen, and the report of what there is

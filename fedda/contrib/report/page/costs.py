@@ -1,22 +1,21 @@
 """What the run cost: bytes by kind, role and direction, and time by phase, over the rounds."""
 
-from collections import defaultdict
+from collections.abc import Sequence
 
 from fedda.results.read import human
 
-from .bars import Layer, bars
 from .html import Html, e, join
 from .line import Curve, Scale, chart
-from .parts import NOTHING, grid, note, section, table
+from .parts import NOTHING, grid, look, note, section, table
 from .rounds import site_looks
 from .series import RunSeries
 
 PHASES = {
-    "train": ("training: until the last reply", 1),
-    "aggregate": ("the server's own work", 3),
-    "test": ("testing at the target", 5),
-    "checkpoint": ("checkpoint", 4),
-    "waiting": ("waiting for sites", 2),
+    "train": "training: until the last reply",
+    "aggregate": "the server's own work",
+    "test": "testing at the target",
+    "checkpoint": "checkpoint",
+    "waiting": "waiting for sites",
 }
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B"))
 SECONDS = Scale("s", lambda v: f"{v:.3f}", 1, 0, None)
@@ -63,56 +62,48 @@ def _count(value: int) -> Html:
 
 
 def _bytes(run: RunSeries) -> Html | None:
-    """Draw a figure per method, all with the same scale."""
-    by_method = {}
-    colours: dict[str, int] = {}
-    for method in run.methods:
-        keys = sorted(run.keys(method, "bytes"), key=_order)
-        values = {k: run.mean_by_round(method, "bytes", k) for k in keys}
-        by_method[method] = {k: v for k, v in values.items() if any(v.values())}
-    for key in sorted({k for values in by_method.values() for k in values}, key=_order):
-        colours[key] = (1 + len(colours)) % 8
-    highest = max((_tallest(list(values.values())) for values in by_method.values()), default=0)
+    """Draw a figure per method, all in the same unit."""
+    curves = {
+        m: _parts(run, m, "bytes", sorted(run.keys(m, "bytes"), key=_order)) for m in run.methods
+    }
+    every = (v for of in curves.values() for c in of for v in c.mean.values())
+    highest = max(every, default=0)
     factor, unit = next(((f, u) for f, u in UNITS if highest >= f), (1, "B"))
-    per = f", mean of the {run.every}" if run.over else ""
-    figures = []
-    for method, values in by_method.items():
-        layers = [Layer(_name(k), colours[k], v) for k, v in values.items()]
-        figures.append(
-            bars(
-                f"{run.short(method)}: bytes per round",
-                f"{unit}{per}",
-                layers,
-                run.rounds,
-                human,
-                factor=1 / factor,
-                high=highest,
-            )
+    scale = Scale(f"{unit}{_per(run)}", human, 1 / factor, 0, None)
+    return grid(
+        *(
+            chart(f"{run.short(m)}: bytes per round", of, scale, run.rounds, thin=False)
+            for m, of in curves.items()
         )
-    return grid(*figures)
+    )
 
 
-def _tallest(values: list[dict[int, float]]) -> float:
-    sums: defaultdict[int, float] = defaultdict(float)
-    for each in values:
-        for r, v in each.items():
-            sums[r] += v
-    return max(sums.values(), default=0)
+def _parts(run: RunSeries, method: str, what: str, keys: Sequence[str]) -> list[Curve]:
+    """A curve for each part of what a round took that is not zero throughout."""
+    names = PHASES if what == "phases" else {key: _name(key) for key in keys}
+    curves = (
+        Curve(names.get(key, key), look(i), run.inner(method, what, key, 0.0))
+        for i, key in enumerate(keys)
+    )
+    return [curve for curve in curves if any(curve.mean.values())]
+
+
+def _per(run: RunSeries) -> str:
+    return f", mean of the {run.every}" if run.over else ""
 
 
 def _time(run: RunSeries) -> Html:
-    per = f", mean of the {run.every}" if run.over else ""
-    layers: dict[str, list[Layer]] = {}
+    curves: dict[str, list[Curve]] = {}
     for method in run.methods:
         known = run.keys(method, "phases")
         order = [p for p in PHASES if p in known] + [p for p in known if p not in PHASES]
-        layers[method] = [
-            Layer(*PHASES.get(p, (p, 6)), run.mean_by_round(method, "phases", p)) for p in order
-        ] or [Layer("round, without its checkpoint", 1, _whole(run, method))]
-    highest = max(_tallest([dict(x.values) for x in of]) for of in layers.values())
-    figures: list[Html | None] = [
-        bars(f"{run.short(m)}: time per round", f"s{per}", of, run.rounds, _seconds, high=highest)
-        for m, of in layers.items()
+        curves[method] = _parts(run, method, "phases", order) or [
+            Curve("round, without its checkpoint", look(0), run.numbers(method, "seconds"))
+        ]
+    scale = Scale(f"s{_per(run)}", _seconds, 1, 0, None)
+    figures = [
+        chart(f"{run.short(m)}: time per round", of, scale, run.rounds, thin=False)
+        for m, of in curves.items()
     ]
     split = any(run.keys(m, "phases") for m in run.methods)
     remark = f"One training, mean of the {run.every}. " if run.over else "One training. "
@@ -124,7 +115,7 @@ def _time(run: RunSeries) -> Html:
     )
     figures += [_sites(run, m) for m in run.methods]
     shown = grid(*figures, pairs=True)
-    return section("time", "Time", _time_table(run, layers), note(remark), shown)
+    return section("time", "Time", _time_table(run, curves), note(remark), shown)
 
 
 def _seconds(value: float) -> str:
@@ -132,18 +123,9 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 100 else f"{value:,.0f} s"
 
 
-def _whole(run: RunSeries, method: str) -> dict[int, float]:
-    seeds = run.numbers(method, "seconds")
-    numbers = sorted({r for values in seeds.values() for r in values})
-    return {
-        r: sum(v[r] for v in seeds.values() if r in v) / sum(r in v for v in seeds.values())
-        for r in numbers
-    }
-
-
-def _time_table(run: RunSeries, layers: dict[str, list[Layer]]) -> Html:
-    names = list(dict.fromkeys(x.name for of in layers.values() for x in of))
-    totals = {m: {x.name: sum(x.values.values()) for x in of} for m, of in layers.items()}
+def _time_table(run: RunSeries, curves: dict[str, list[Curve]]) -> Html:
+    names = list(dict.fromkeys(x.name for of in curves.values() for x in of))
+    totals = {m: {x.name: sum(x.mean.values()) for x in of} for m, of in curves.items()}
     rows = []
     for name in names:
         row: list[str] = [name]

@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 from fedda.maths.embed import tsne
 
 from .html import Html, e, join, n
-from .labels import cut, placed
 from .noted import FIRST, LAST, Features, Noted
 from .parts import COLOURS, figure, grid, legend, note
 from .series import RunSeries
 
 MOST = 1000  # most points of one embedding; t-SNE of more is slow
-NAMED = 30  # with at most so many classes, the figure has their names
 KEYS = 28  # most entries of a legend: the number of different marks
 
 
@@ -155,21 +153,16 @@ def _by_domain(run: RunSeries, cloud: Cloud) -> Html:
 def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
     unknown = cloud.points[cloud.labels < 0]
     parts = [_marks(unknown, -1, "target, training images without labels", faded=True)]
-    entries, groups = [], {}
+    entries = []
     for label in sorted({int(x) for x in cloud.labels if 0 <= x < len(classes)}):
         mine = cloud.points[cloud.labels == label]
         parts.append(_marks(mine, label, classes[label]))
         if len(entries) < KEYS:
             entries.append((_key(label), classes[label], ""))
-        groups[classes[label]] = mine
-    places = placed(groups) if len(classes) <= NAMED else {}
-    texts = [e("text", cut(name), x=n(x), y=n(100 - y)) for name, (x, y) in places.items()]
-    unnamed = len(classes) <= NAMED and len(places) < len(groups)
     if len(unknown):
         entries.append((_key(-1), "no label", ""))
     said = f"{cloud.heading}: features of {len(entries)} classes"
-    remark = "Names without room in the picture are in the legend only." if unnamed else ""
-    return _square(f"{cloud.heading}, by class", [*parts, *texts], entries, said, remark)
+    return _square(f"{cloud.heading}, by class", parts, entries, said)
 
 
 def _square(
@@ -177,12 +170,10 @@ def _square(
     parts: Sequence[Html],
     entries: Sequence[tuple[Html, str, str]],
     said: str,
-    remark: str = "",
 ) -> Html:
     art = e("svg", *parts, view_box="0 0 100 100", role="img", aria_label=said)
     framed = e("div", art, class_="square")
-    words = note(remark) if remark else None
-    return figure(heading, "t-SNE, no units", framed, legend(entries), words)
+    return figure(heading, "t-SNE, no units", framed, legend(entries))
 
 
 def _look(mark: int) -> tuple[str, str]:

@@ -22,12 +22,6 @@ def key(css: str) -> Html:
     return e("svg", line, width=26, height=10, aria_hidden="true")
 
 
-def patch(place: int) -> Html:
-    """Make a filled square, for a legend."""
-    box = e("rect", width=12, height=12, rx=2, class_=f"f{place % (COLOURS + 1)}")
-    return e("svg", box, width=12, height=12, aria_hidden="true")
-
-
 def card(what: str, big: Any, small: Any, css: str = "card") -> Html:
     """Make a card with one large word or number, and what it is."""
     return e("div", e("span", what, class_="what"), e("b", big), e("span", small), class_=css)

@@ -133,14 +133,6 @@ class RunSeries:
     def _keys(self) -> dict[tuple[str, str], list[str]]:
         return {}
 
-    def mean_by_round(self, method: str, table: str, key: str) -> dict[int, float]:
-        """Return a number of a table by round, averaged over the seeds that have the round."""
-        sums: dict[int, list[float]] = {}
-        for _, entry in self.entries(method):
-            if entry.get(table) is not None:
-                sums.setdefault(entry["round"], []).append(entry[table].get(key, 0))
-        return {r: sum(values) / len(values) for r, values in sorted(sums.items())}
-
     def selected(self, method: str) -> dict[str, int]:
         """Return the round chosen without labels, by seed."""
         trainings = self.results["trainings"][method]

@@ -69,8 +69,6 @@ svg path,svg line{fill:none;stroke-linejoin:round;vector-effect:non-scaling-stro
 .hit{fill:transparent}.hit:hover{fill:var(--soft);fill-opacity:.13}
 .k0{stroke:var(--k0)}.k1{stroke:var(--k1)}.k2{stroke:var(--k2)}.k3{stroke:var(--k3)}
 .k4{stroke:var(--k4)}.k5{stroke:var(--k5)}.k6{stroke:var(--k6)}.k7{stroke:var(--k7)}
-.f0{fill:var(--k0)}.f1{fill:var(--k1)}.f2{fill:var(--k2)}.f3{fill:var(--k3)}
-.f4{fill:var(--k4)}.f5{fill:var(--k5)}.f6{fill:var(--k6)}.f7{fill:var(--k7)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:2px 18px;margin:8px 0 0;padding:0;
 font-size:13px}
 .legend li{display:flex;align-items:center;gap:7px;min-width:0;overflow-wrap:anywhere}
@@ -103,8 +101,6 @@ progress{width:100%;height:8px;accent-color:var(--k1)}
 .square path{stroke-width:5;stroke-linecap:round;stroke-opacity:.75}
 .square .faded{stroke-opacity:.28;stroke-width:4}
 .square .q{stroke-linecap:square}.square .thin,.legend .thin{stroke-width:1.6}
-.square text{font:600 3.2px system-ui,sans-serif;fill:var(--ink);stroke:var(--card);
-stroke-width:.9px;paint-order:stroke;text-anchor:middle;dominant-baseline:middle}
 .wide{overflow:auto}
 .heat{margin:0 auto;font-size:12px}
 .heat td,.heat th{border:0;padding:0;text-align:center;height:30px;min-width:30px;max-width:7em;
