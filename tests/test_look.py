@@ -599,8 +599,10 @@ def test_what_it_says_to_type_runs_as_it_stands(
     patients(root, "anna")
     patients(root, "bert", "Male other")
     patients(root, "town", label=False)
+    table = root / "bert.csv"
+    table.write_text(table.read_text().replace("label", "outcome", 1))
     (root / "notes.csv").write_text("nothing")
-    done = call("--data", "my sites", "--target", "town")
+    done = call("--data", "my sites", "--target", "town", "--columns", "bert:label=outcome")
     assert "notes.csv" in done.output and "There is no number in sex at anna" in done.output
     typed = next_line(done.output)
     assert "input.categories=sex=female|male|other" in typed

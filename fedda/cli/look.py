@@ -138,7 +138,7 @@ def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[st
         flat = new_settings(REFERENCE, presets, {}, "", overrides(REFERENCE, changes))
         load("server", "simulation").rehearse(RunConfig.parse(flat), sites)
     except FeddaError as error:
-        return {"settings": [], "text": f"{seen['text']} A run would fail: {error}"}
+        return {"settings": [], "text": f"{seen['text']} A run would fail: {error}".strip()}
     return {"settings": words}
 
 
