@@ -21,11 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda.maths.class_shares import corrected
-
 STEPS, CLOSE = 1000, 1e-9  # most steps of EM, and the change of q from which on it is done
 DECAY = 1e-3  # of b, which its likelihood alone leaves free by a constant
 RIDGE = 1e-3  # of theta
+LEAST = 1e-12  # a smaller share counts as this one
+
+
+def corrected(p: Tensor, q: Tensor, prior: Tensor | None = None) -> Tensor:
+    """Saerens et al., eq. 4: predictions for other shares, p_ic q_c / prior_c -> (..., N, C).
+
+    Without a prior the classes were even where the model was trained.
+    """
+    joint = p * (q if prior is None else q / prior.clamp_min(LEAST)).to(p)
+    return joint / joint.sum(dim=-1, keepdim=True).clamp_min(LEAST)
 
 
 def em(p: Tensor, prior: Tensor, steps: int = STEPS) -> Tensor:

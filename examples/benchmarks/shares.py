@@ -42,7 +42,6 @@ from fedda import data, models, refining
 from fedda.contrib.lab.comparison import Cell, Plan, Variant
 from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.data import Labelled
-from fedda.maths import class_shares
 from fedda.models import Model, refined
 from fedda.results.escaping import markdown
 from fedda.results.read import refined_file
@@ -182,7 +181,7 @@ def measure(plan: Plan, target: str) -> Measured:
     here = models.predict(fedavg, refining.inputs(fedavg, known.x)).double()
     found, prior = guesses(fedavg, here, known.y, sites)
     true = found["true"]
-    after = {n: class_shares.corrected(here, q.clamp_min(1e-3), prior) for n, q in found.items()}
+    after = {n: label_shift.corrected(here, q.clamp_min(1e-3), prior) for n, q in found.items()}
     return Measured(
         {name: right(q, tests.y) for name, q in p.items()},
         {name: balanced(q, tests.y) for name, q in p.items()},
@@ -209,7 +208,7 @@ def guesses(
     p_s = torch.cat(
         [models.predict(model, refining.inputs(model, t.x)) for _, t in sources.values()]
     ).double()
-    log_s, log_p = (a.clamp_min(class_shares.LEAST).log() for a in (p_s, p))
+    log_s, log_p = (a.clamp_min(label_shift.LEAST).log() for a in (p_s, p))
     t, b = label_shift.bcts(log_s, y_s)
     J, mu = label_shift.confusion(p_s, y_s), shares(p.argmax(dim=1), C)
     found = {

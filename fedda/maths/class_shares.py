@@ -6,7 +6,6 @@ Saerens, Latinne and Decaestecker, Neural Computation 2002, https://doi.org/10.1
     p        (..., N, C)  a model's class probabilities of the images
     label    (K, N)       the class that each model gives an image
     q        (C,)         shares of the classes at the target; they sum to 1
-    prior    (C,)         shares of the classes where the model was trained
 
 An estimate is about as wrong as the models: where these overlook a class, so does it.
 """
@@ -21,7 +20,6 @@ PRIOR = 0.3  # images that each class has more in estimated shares, so that none
 # about as wrong as the models. On digits, where these agree on .1 to .4, they cost SHOT 2 points
 # and DECISION 6: even shares bring back what models overlook (examples/benchmarks/shares.py).
 AGREED = 0.8
-LEAST = 1e-12  # a smaller share counts as this one
 
 
 def estimated(p: Tensor) -> Tensor:
@@ -47,12 +45,3 @@ def alike(label: Tensor) -> float | None:
 def counts(shares: Shares, alike: float | None) -> bool:
     """Whether estimated shares count where models are so much `alike`; None: there is one model."""
     return shares == "estimated" or (shares == "auto" and alike is not None and alike >= AGREED)
-
-
-def corrected(p: Tensor, q: Tensor, prior: Tensor | None = None) -> Tensor:
-    """Saerens et al., eq. 4: predictions for other shares, p_ic q_c / prior_c -> (..., N, C).
-
-    Without a prior the classes were even where the model was trained.
-    """
-    joint = p * (q if prior is None else q / prior.clamp_min(LEAST)).to(p)
-    return joint / joint.sum(dim=-1, keepdim=True).clamp_min(LEAST)

@@ -57,19 +57,7 @@ def bounds(norms: Sequence[float]) -> list[float]:
     return [1.0 if norm <= most else most / norm for norm in norms]
 
 
-def median(values: Matrix) -> tuple[Matrix, Matrix]:
-    """Median of each column of (K, P) -> (P,), and each row's share in the results (K,)."""
-    return _middle(values, (len(values) - 1) // 2)
-
-
-def trimmed_mean(values: Matrix, f: int) -> tuple[Matrix, Matrix]:
-    """Mean of each column of (K, P) without its f largest and f smallest -> (P,), shares (K,)."""
-    if 2 * f >= len(values):
-        raise ValueError(f"a mean of {len(values)} values without {f} at each end is over none")
-    return _middle(values, f)
-
-
-def _middle(values: Matrix, cut: int) -> tuple[Matrix, Matrix]:
+def middle(values: Matrix, cut: int) -> tuple[Matrix, Matrix]:
     """Mean of each column without `cut` values at each end; a row's share is over all columns."""
     K = len(values)
     order = np.argsort(values, axis=0, kind="stable")[cut : K - cut]
@@ -164,7 +152,7 @@ class RobustMean:
             mean = np.empty(start.size)
             for first in range(0, start.size, COLUMNS):
                 part = slice(first, first + COLUMNS)
-                mean[part], of_each = _middle(np.stack([a[part] for a in stacked]), cut)
+                mean[part], of_each = middle(np.stack([a[part] for a in stacked]), cut)
                 shares += of_each * len(mean[part])
             size += start.size
             made[name] = mean.astype(start.dtype).reshape(start.shape)
