@@ -358,7 +358,8 @@ def test_a_stranger_is_refused_and_the_session_goes_on(folder: Path) -> None:
             b.send("pair", gradient("b", 0), 256)
             total = a.swap("pair", gradient("a", 0), 256)
             assert np.array_equal(total, gradient("a", 0) + gradient("b", 0))
-        with pytest.raises(ExchangeError, match="has left"):
+        # On a busy machine it may come before its own farewell; then it is a second program.
+        with pytest.raises(ExchangeError, match=r"has left|again"):
             there.connect("a").swap("pair", gradient("a", 1), 256)
     with pytest.raises(ExchangeError, match="cannot connect"):
         there.connect("a", rejoin=0.0)

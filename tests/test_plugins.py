@@ -406,7 +406,7 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "has no METHOD": ({"algorithm": ""}, "tent_package.algorithm has no METHOD"),
     "has a setting without a default": (
         {"algorithm": ALGORITHM.replace("default=0.5, ", "")},
-        "tent.pace is {}, which cannot be: Field required",
+        "The setting 'tent.pace' is missing",
     ),
     "has an odd preset": (
         {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
