@@ -134,8 +134,13 @@ class Member(Summing):
                 copy.load_state_dict(own, self.device)
                 return copy
             if came is not None:
-                drawn = {n: t.cpu().numpy() for n, t in copy.DI.state_dict().items()}
-                origin.check_discriminator(name, came.unpack(), drawn)
+                drawn, values = copy.DI.state_dict(), came.unpack()
+                origin.check_discriminator(
+                    name, values, {n: t.cpu().numpy() for n, t in drawn.items()}
+                )
+                # Not its optimizer's state, which could carry it anywhere in the next step.
+                copy.DI.load_state_dict({n: torch.tensor(values[n]) for n in drawn})
+            return copy
         if came is not None:
             copy.pick_up(came)
         return copy

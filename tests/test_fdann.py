@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clients.shared.shared_discriminator import Copy
+from clients.site import origin
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import HALVES
 from fedda.settings import RunConfig, presets
 from fedda.train import learning_rate
-from fedda.wire import Role
+from fedda.wire import Role, packing
+from fedda.wire.packing import Kind
 from tests.adversarial_runs import (
     WIDTH,
     assert_as_in_one_place,
@@ -18,7 +21,7 @@ from tests.adversarial_runs import (
     cases,
     run,
 )
-from tests.local_grid import Node
+from tests.local_grid import Bench, Node
 
 
 @cases((1, True), (3, False))
@@ -87,3 +90,30 @@ def test_a_run_with_one_window_per_round_and_overlap_completes(
     settings = {"exchange.overlap": True, "exchange.p": 4}
     found = run(domains, tmp_path, "fdann", **settings)
     assert len(found["rounds"]) == 2
+
+
+def test_after_a_round_away_no_state_of_the_servers_carries_a_copy_off(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(
+        [n | {"state-dir": str(tmp_path), "audited": True} for n in domains], "fdann", rounds=3
+    )
+    bench.round()
+    bench.grid.offline = {"anna"}
+    bench.round(2)
+    bench.grid.offline = set()
+    ((name, packed),) = bench.strategy.memory.arrays.items()
+    made = {n: a.copy() for n, a in packed.unpack().items()}
+    made["sync"][:], made["exp_avg"][:], made["exp_avg_sq"][:] = 1e6, 1e6, 0.0
+    bench.strategy.memory.arrays[name] = packing.pack(made, Kind.MODEL)
+    far: list[float] = []
+
+    def move(self: Copy) -> None:
+        real(self)
+        values = {n: t.detach().numpy() for n, t in self.DI.state_dict().items()}
+        far.append(origin.farthest(values, made)[0])
+
+    real = Copy.move
+    monkeypatch.setattr(Copy, "move", move)
+    bench.round(3)
+    assert far and max(far) < 0.1

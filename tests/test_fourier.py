@@ -59,6 +59,12 @@ def exchanged(S: Tensor, T: Tensor, W: Tensor) -> Tensor:
 # ---- features ----------------------------------------------------------------------------------
 
 
+def test_no_witness_is_longer_than_two_mean_embeddings() -> None:
+    g = torch.tensor([3.0, 4.0])
+    assert torch.allclose(fourier.witness(g), torch.tensor([-1.2, -1.6]))
+    assert torch.equal(fourier.witness(g / 5), -g / 5)
+
+
 def test_features_by_hand() -> None:
     """With the frequencies (0, pi) and (pi / 2, 0), both angles of the point (1, .5) are pi / 2."""
     W = torch.tensor([[0.0, math.pi], [math.pi / 2, 0.0]])

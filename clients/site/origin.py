@@ -13,7 +13,8 @@ comes back. So nothing here is trained because a server sent it:
 - What a model holds besides weights is what the first one has, always; BatchNorm's statistics may
   move by so much as data moves them (`MOST`).
 - Of a discriminator all members have equal copies, so a site goes on with its own
-  (`clients.fdann`); after a round away it takes one that is as near to the drawn one as a model.
+  (`clients.fdann`); after a round away it takes one that is as near to the drawn one as a model,
+  and begins its optimizer anew.
 
 Within these bounds a patient server can still move a model step by step; SECURITY.md says what was
 measured of that. Only noise bounds every made model.
@@ -208,7 +209,7 @@ def check_discriminator(name: str, came: Arrays, drawn: Arrays) -> None:
 
     Args:
         name: what to call it.
-        came: it, with the state of its optimizer.
+        came: it; the state of its optimizer that comes with it is not looked at, nor used.
         drawn: the one that all members began with.
 
     Raises:

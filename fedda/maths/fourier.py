@@ -58,8 +58,12 @@ def half_gradient(z: Tensor, W: Tensor, role: Role) -> Tensor:
 
 
 def witness(g: Tensor) -> Tensor:
-    """The best w from g, the sum of both sides' half gradients -> w = mu_S - mu_T (2M,)."""
-    return -g
+    """The best w from g, the sum of both sides' half gradients -> w = mu_S - mu_T (2M,).
+
+    A mean embedding has a length of 1 at most, so w has one of 2, and is scaled to that if it came
+    longer: from a server that made it, or with noise.
+    """
+    return -g * (2 / g.norm().clamp(min=2))
 
 
 def mapping_loss(z: Tensor, W: Tensor, w: Tensor, role: Role) -> Tensor:
