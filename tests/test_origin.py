@@ -1,5 +1,6 @@
 """A site trains only models that honest rounds can have made of a first one that it knows."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,19 @@ def test_what_is_answered_by_numbers_is_not_checked_here(site: Site) -> None:
     sent = {"model": packing.pack(moved(drawn(task), "head.weight", 50), Kind.MODEL)}
     heading = {"phase": "train", "hop": "test", "part": "target", "round": 1}
     site.origin.check(Request.make(task.flat(), heading, sent))  # type: ignore[union-attr]
+
+
+def test_an_encoder_that_stays_after_a_test_is_checked(site: Site) -> None:
+    """FedDaDiL's target learns atoms with the encoder that came with a test of others."""
+    task = task_of(site, SETTINGS | {"method": "feddadil"})
+    atoms = packing.pack({"z": np.zeros((2, 9, 32), np.float32)}, Kind.ATOMS)
+    heading = {"phase": "dictionary", "hop": "test", "part": "target", "round": 40}
+    assert site.origin is not None
+    for by in (0, 50):
+        made = packing.pack(moved(drawn(task), "head.weight", by), Kind.MODEL)
+        request = Request.make(task.flat(), heading, {"model": made, "atoms": atoms})
+        with pytest.raises(OriginError) if by else nullcontext():
+            site.origin.check(request)
 
 
 def test_a_run_of_many_classes_that_nobody_has_is_refused(site: Site) -> None:
