@@ -29,7 +29,7 @@ def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
     make_domains(sites)
     folder = tmp_path / "with spaces" / "study"
     said = begun(folder, "--data", str(sites), "--target", "town", "--preset", "vectors")
-    assert f"cd {folder} && python study.py" in said.replace("\n", "")
+    assert f"cd {shlex.quote(str(folder))} && python study.py" in said.replace("\n", "")
     study = folder / "study.toml"
     settings = tomllib.loads(study.read_text())
     assert settings["target"] == "town" and settings["sites"] == str(sites)
