@@ -151,8 +151,9 @@ class Origin:
         return last if same else None
 
     def _weights(self, values: Arrays) -> Arrays:
-        """The arrays of a model that are trained."""
-        return {name: a for name, a in values.items() if name in self._learnt}
+        """The arrays of a model that are trained, by their names while no model was drawn yet."""
+        known = self._learnt
+        return {n: a for n, a in values.items() if (n in known if known else is_weight(n, a))}
 
     def _beyond(
         self, values: Arrays, first: Arrays, rounding: float, near: bool
