@@ -177,8 +177,8 @@ class Hostile(Fleet):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._draw = Random(0)
-        self._honest = self._client._client.send
-        self._client._client.send = self._lossy  # type: ignore[method-assign]
+        self._honest = self._client.send
+        self._client.send = self._lossy  # type: ignore[method-assign]
 
     def _lossy(self, request: httpx.Request, **options: Any) -> httpx.Response:
         """Make a request, which is lost now and then: on its way, or its answer is."""

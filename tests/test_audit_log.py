@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from typer.testing import CliRunner
 
 from clients.node.resident import Resident
@@ -20,7 +29,6 @@ from clients.policy.audit_log import AuditLog
 from fedda import records
 from fedda.cli import app
 from fedda.errors import Code
-from fedda.flower import Metadata
 from fedda.ops import chain
 from fedda.ops.chain import Chain
 from tests.federation import PATIENCE

@@ -21,14 +21,8 @@ from fedda import __version__
 from fedda.cli.client import _default_name
 from fedda.cli.keys import app
 from fedda.errors import RunError
-from fedda.flower import (
-    PROTOBUF_REQUEST_TYPES,
-    fleet_pb2,
-    message_pb2,
-    node_pb2,
-    public_key_to_bytes,
-    sign_message,
-)
+from fedda.flower import PROTOBUF_REQUEST_TYPES, fleet_pb2
+from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
 from fedda.ops.spawn import LOOPBACK, REGISTERED
@@ -44,13 +38,14 @@ from server.superlink.site_calls import RefusedCall, SiteCalls
 from tests.local_grid import FAST, RunConfig, ScriptedGrid, make_domains
 
 KEY = ec.generate_private_key(ec.SECP384R1())
-PUBLIC = public_key_to_bytes(KEY.public_key())
+PUBLIC = keys.pem(KEY.public_key())
+NODE: Any = {"node_id": 7}
 Headers = list[tuple[bytes, bytes]]
 
 
 def signed(age: float = 0.0) -> Headers:
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().encode()
-    values = (base64.b64encode(PUBLIC), base64.b64encode(sign_message(KEY, stamp)), stamp)
+    values = (base64.b64encode(PUBLIC), sign(KEY, stamp).encode(), stamp)
     return list(zip(authentication.HEADERS, values, strict=True))
 
 
@@ -435,7 +430,8 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     Its site's next process began before, so nothing would tell that this one was lost.
     """
     line, sent, told = SimpleNamespace(is_open=True), [], []
-    handed = fleet_pb2.PullMessagesResponse(messages_list=[message_pb2.Message()])
+    handed = fleet_pb2.PullMessagesResponse()
+    handed.messages_list.add()
     content = b"" if case == "nothing" else handed.SerializeToString()
 
     async def for_work(node_id: int, seconds: float) -> tuple[float, int]:
@@ -454,7 +450,7 @@ def test_a_site_that_waited_for_work_is_handed_it_once_it_can_take_it(case: str)
     async def send(event: Any) -> None:
         sent.append(event)
 
-    body = fleet_pb2.PullMessagesRequest(node=node_pb2.Node(node_id=7)).SerializeToString()
+    body = fleet_pb2.PullMessagesRequest(node=NODE).SerializeToString()
     headers = [(b"content-length", b"%d" % len(body)), (b"prefer", b"wait=1")]
     path = f"{FLEET_PREFIX}pull-messages"
     scope = {"type": "http", "path": path, "headers": headers, CONNECTION: line}

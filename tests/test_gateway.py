@@ -130,7 +130,7 @@ def test_a_mounted_root_is_refused() -> None:
 
 def test_a_site_reaches_what_begins_and_ends_sessions_and_hands_out_invitations() -> None:
     """All else of flwr's Fleet API brings or fetches what belongs to runs."""
-    from fedda.flower import router
+    from flwr.superlink.routers.fleet.router import router
 
     paths = {getattr(route, "path", "") for route in router.routes}
     reached = {path for method, path in ALLOWED if method == "POST"}
@@ -299,7 +299,7 @@ class FakeControl:
 
     def register(self, key: Any, name: str) -> int:
         node = len(self.registered) + 1
-        self.registered[node] = control.ControlledSite(node, name, False, control._pem(key))
+        self.registered[node] = control.ControlledSite(node, name, False, keys.pem(key))
         return node
 
     def unregister(self, node_id: int) -> None:

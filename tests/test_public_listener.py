@@ -19,13 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
-from fedda.flower import (
-    PROTOBUF_REQUEST_TYPES,
-    fleet_pb2,
-    node_pb2,
-    public_key_to_bytes,
-    sign_message,
-)
+from fedda.flower import PROTOBUF_REQUEST_TYPES, fleet_pb2
+from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
@@ -121,11 +116,10 @@ def signed(key: ec.EllipticCurvePrivateKey, age: float = 0.0) -> dict[str, str]:
     from datetime import UTC, datetime, timedelta
 
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
-    mark = sign_message(key, stamp.encode())
-    public = public_key_to_bytes(key.public_key())
+    public = keys.pem(key.public_key())
     return {
         "flwr-public-key": base64.b64encode(public).decode(),
-        "flwr-signature": base64.b64encode(mark).decode(),
+        "flwr-signature": sign(key, stamp.encode()),
         "flwr-timestamp": stamp,
     }
 
@@ -141,7 +135,7 @@ class Site:
         self.key = self.hub.key(self.name)
         self.line = Line(self.hub)
         self.id = self.hub.id_of(self.name)
-        self.node = node_pb2.Node(node_id=self.id)
+        self.node: Any = {"node_id": self.id}
 
     def ask(self, route: str, request: Any) -> tuple[int, bytes]:
         return self.line.ask(f"/v1/fleet/{route}", request.SerializeToString(), signed(self.key))
@@ -149,7 +143,7 @@ class Site:
     def activate(self) -> None:
         self.leave()  # a heartbeat counts as a session, too
         request = fleet_pb2.ActivateNodeRequest(
-            public_key=public_key_to_bytes(self.key.public_key()), heartbeat_interval=30
+            public_key=keys.pem(self.key.public_key()), heartbeat_interval=30
         )
         assert self.ask("activate-node", request)[0] == 200
 
@@ -244,7 +238,7 @@ def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub, frames: int) ->
                 stream.sendall(garbage(draw))
                 stream.settimeout(0.01)
                 assert not stream.recv(40).startswith(b"HTTP/1.1 5")
-    honest = requests(site.id, public_key_to_bytes(site.key.public_key()))
+    honest = requests(site.id, keys.pem(site.key.public_key()))
     seen: Counter[int] = Counter()
     for _ in range(frames - strange):
         name = draw.choice(FLEET)
@@ -266,7 +260,7 @@ def test_a_call_that_no_registered_site_has_just_signed_is_refused_on_every_rout
 ) -> None:
     site, stranger = Site(hub, "mallory"), ec.generate_private_key(ec.SECP384R1())
     other = hub.key("trent")
-    public = public_key_to_bytes(site.key.public_key())
+    public = keys.pem(site.key.public_key())
     heartbeat = requests(site.id, public)["send-node-heartbeat"]
     for name, body in requests(site.id, public).items():
         wrong = signed(site.key)
@@ -301,7 +295,7 @@ def other_form(signature: str) -> str:
 def test_flowers_own_supernode_begins_no_session(hub: Hub) -> None:
     """It knows no lanes, and a run would wait for it in vain."""
     site = Site(hub, "trent")
-    body = requests(site.id, public_key_to_bytes(site.key.public_key()))["activate-node"]
+    body = requests(site.id, keys.pem(site.key.public_key()))["activate-node"]
     another = signed(site.key) | {"user-agent": "python-httpx/0.28"}
     assert site.line.ask("/v1/fleet/activate-node", body, another) == (403, b"refused: program\n")
     wait_until(lambda: "SuperNodes need" in hub.processes["superlink"].text(), "no word of it")
@@ -359,6 +353,6 @@ def test_a_site_that_is_revoked_while_it_works_is_out_within_seconds(hub: Hub) -
     assert site.ask("pull-messages", request)[0] == 200
     keys.revoke(hub.home, "victor")
     wait_until(lambda: site.ask("pull-messages", request)[0] == 401, "it is still served")
-    public = public_key_to_bytes(site.key.public_key())
+    public = keys.pem(site.key.public_key())
     for name, body in requests(site.id, public).items():
         assert site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))[0] in (401, 403), name

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, Metadata, RecordDict
 from typer.testing import CliRunner
 
 from clients.node import patience, resident
@@ -22,7 +22,6 @@ from fedda.cli.client import _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.data import verify
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
-from fedda.flower import Metadata, Node
 from fedda.lane.parcels import Outgoing
 from fedda.ops import keys
 from fedda.ops.refusal import Refusal, offered, offers
@@ -457,13 +456,13 @@ def test_a_failed_call_has_one_meaning(
 def test_a_server_that_refuses_to_hand_out_work_is_asked_again_later() -> None:
     """No run is concerned yet, and the session is not lost."""
 
-    def refuse(request: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         sent = httpx.Request("POST", "https://hub")
         raise httpx.HTTPStatusError("x", request=sent, response=httpx.Response(403))
 
     node = Fleet.__new__(Fleet)
-    node._lost, node._node = None, Node(node_id=NODE)
-    node._client = SimpleNamespace(PullMessages=refuse)  # type: ignore[assignment]
+    node._lost, node._node = None, {"node_id": NODE}
+    node._client = SimpleNamespace(post=refuse)  # type: ignore[assignment]
     with pytest.raises(Unreachable, match="403"):
         node.receive()
 
@@ -588,7 +587,7 @@ def test_flowers_own_node_gets_the_same_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What flwr reads back from the file is what the resident node would have been given."""
-    from fedda.flower import parse_config_args
+    from flwr.common.config import parse_config_args
 
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, command: started.append(command))

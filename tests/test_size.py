@@ -11,7 +11,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_575,
-    "clients/node": 925,
+    "clients/node": 950,
     "clients/policy": 800,
     "clients/shared": 575,
     "clients/site": 2_375,
@@ -29,7 +29,7 @@ BUDGETS = {
     "fedda/contrib/report": 2_400,
     "fedda/data": 4_850,
     "fedda/exchange": 1_175,
-    "fedda/flower": 125,
+    "fedda/flower": 100,
     "fedda/lane": 825,
     "fedda/library": 1_000,
     "fedda/look": 275,

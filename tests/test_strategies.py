@@ -14,18 +14,18 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from flwr.compat.common.recorddict_compat import (
+    evaluateins_to_recorddict,
+    fitins_to_recorddict,
+    recorddict_to_evaluateres,
+    recorddict_to_fitres,
+)
 
 from clients.numpy_client import NumPySite, client_fn, flat, unflat
 from clients.site.memory import resident
 from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, NotFiniteError, QuorumError, WireError
-from fedda.flower import (
-    evaluateins_to_recorddict,
-    fitins_to_recorddict,
-    recorddict_to_evaluateres,
-    recorddict_to_fitres,
-)
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
 from server.simulation import LocalGrid

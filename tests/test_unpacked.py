@@ -9,6 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from flwr.cli.install import install_from_fab
+from flwr.supercore.corestate import in_memory_corestate, sql_corestate
 
 from fedda import flower
 from fedda.ops import bundle
@@ -39,9 +41,9 @@ def test_an_app_lies_there_as_flwr_itself_would_unpack_it(home: Path, tmp_path: 
     (there,) = (home / "apps").iterdir()
     mine = files(there)
     assert "pyproject.toml" in mine
-    flwrs = flower.install_from_fab(content, tmp_path / "other", skip_prompt=True)
+    flwrs = install_from_fab(content, tmp_path / "other", skip_prompt=True)
     assert files(flwrs) == mine and flwrs.name == there.name
-    assert flower.install_from_fab(content, skip_prompt=True) == there  # and flwr finds it
+    assert install_from_fab(content, skip_prompt=True) == there  # and flwr finds it
 
 
 def test_half_an_app_that_an_ended_program_left_is_completed(home: Path, tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_what_is_no_app_is_left_to_the_runs_program(
 
 def test_all_ways_in_which_flwr_keeps_an_app_are_known() -> None:
     """Of a version with another one, the apps of runs would be neither checked nor unpacked."""
-    for kind in (flower.in_memory_corestate.InMemoryCoreState, flower.sql_corestate.SqlCoreState):
+    for kind in (in_memory_corestate.InMemoryCoreState, sql_corestate.SqlCoreState):
         stores = {name for name in dir(kind) if name.startswith("store_")}
         apps = {n for n in stores if "fab" in inspect.signature(getattr(kind, n)).parameters}
         assert apps and apps <= {*STORES}

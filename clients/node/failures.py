@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import httpx
+from google.protobuf.message import DecodeError
 
 from fedda.errors import KeyFileError
 from fedda.ops.refusal import REFUSED, Refusal
@@ -71,7 +72,7 @@ def ask(call: Callable[[Q], A], request: Q) -> A:
     except httpx.HTTPStatusError as error:
         why = Refusal.read(error.response.headers.get(REFUSED))
         raise _meaning(error.response.status_code, why) from error
-    except ValueError as error:
+    except (ValueError, DecodeError) as error:
         # For example the web page of a proxy or a hotel, instead of the server's answer.
         raise Unreachable("something else answers at this address") from error
     except httpx.RequestError as error:

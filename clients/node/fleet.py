@@ -3,24 +3,31 @@
 It sends nothing but its own state: all that a run is told goes through its lane.
 
 flwr's own connection object ends the process when something fails: it calls `sys.exit`, starts a
-timer that kills the process, and raises SIGINT on a refused heartbeat. This module talks through
-the HTTP client one layer below it, and raises the exceptions of `failures`.
+timer that kills the process, and raises SIGINT on a refused heartbeat. This module asks over HTTP
+itself, and raises the exceptions of `failures`.
 """
 
+import base64
 import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from google.protobuf.message import Message as Answer
 
 from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
+from fedda.flower import heartbeat_pb2
+from fedda.lane.invitation import sign
+from fedda.ops import keys
 from fedda.ops.refusal import OFFERS
 
 from .failures import Refused, RunOver, SessionLost, Unreachable, ask
@@ -34,6 +41,26 @@ WAIT_S = 10  # for how long a server may hold a request for work until there is 
 # Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
 # with a new handshake.
 IDLE_S = 60.0
+TIMEOUT_S = 30.0
+MEDIA = dict.fromkeys(("content-type", "accept"), "application/protobuf")
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+A = TypeVar("A", bound=Answer)
+
+
+class Signed(httpx.Auth):
+    """Signs the time of each request with a node's key, as Flower's servers want it."""
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+        self._public = base64.b64encode(keys.pem(key.public_key())).decode()
+
+    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:
+        stamp = datetime.now(UTC).isoformat()
+        request.headers["flwr-public-key"] = self._public
+        request.headers["flwr-timestamp"] = stamp
+        request.headers["flwr-signature"] = sign(self._key, stamp.encode())
+        yield request
 
 
 class FleetSession(Protocol):
@@ -78,24 +105,18 @@ class Fleet:
         self._on_lost = on_lost
         self._offers = offers
         self._self_registered = key is None
-        self.key = flower.generate_key_pairs()[0] if key is None else key
-        self._public = flower.public_key_to_bytes(self.key.public_key())
+        self.key = ec.generate_private_key(keys.CURVE) if key is None else key
+        self._public = keys.pem(self.key.public_key())
         authorities = not insecure and _authorities(root_certificates)
-        self._client = flower.FleetHttpClient(
-            f"http{'s' * (not insecure)}://{address}",
-            interceptors=[
-                flower.RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                flower.NodeAuthHttpInterceptor(self.key, self.key.public_key()),
-            ],
+        self._client = httpx.Client(
+            base_url=f"http{'s' * (not insecure)}://{address}/v1/fleet/",
+            auth=Signed(self.key),
             verify=authorities,
-        )
-        self._client._client = httpx.Client(
-            verify=authorities,
-            timeout=self._client._client.timeout,
+            timeout=TIMEOUT_S,
             limits=httpx.Limits(keepalive_expiry=IDLE_S),
             # The version of the library is left out. A server of Flower's own does not know
             # `prefer`, and answers at once; so do other calls.
-            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
+            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}", **MEDIA},
             event_hooks={"response": [self._note]},
         )
         self._lost: Exception | None = None
@@ -105,7 +126,7 @@ class Fleet:
         except BaseException:
             self._client.close()
             raise
-        self._node = flower.Node(node_id=self.node_id)
+        self._node: Any = {"node_id": self.node_id}
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beats.start()
 
@@ -115,7 +136,8 @@ class Fleet:
             raise self._lost
         self.waited = 0.0
         try:
-            answer = ask(self._client.PullMessages, fleet.PullMessagesRequest(node=self._node))
+            request = fleet.PullMessagesRequest(node=self._node)
+            answer = self._ask("pull-messages", request, fleet.PullMessagesResponse)
         except RunOver as error:  # no run is concerned yet, and the session is known
             raise Unreachable(str(error)) from error
         if not answer.messages_list:
@@ -135,22 +157,20 @@ class Fleet:
     def close(self) -> None:
         """End the session, so that the server does not wait for this node until it times out."""
         self._ended.set()
-        self._quietly(
-            self._client.DeactivateNode, fleet.DeactivateNodeRequest(node_id=self.node_id)
-        )
+        failed = Unreachable, SessionLost, RunOver, KeyFileError, RuntimeError
+        with contextlib.suppress(*failed):
+            self._deactivate(self.node_id)
         if self._self_registered:
-            self._quietly(
-                self._client.UnregisterNode, fleet.UnregisterNodeFleetRequest(node_id=self.node_id)
-            )
+            gone = fleet.UnregisterNodeFleetRequest(node_id=self.node_id)
+            with contextlib.suppress(*failed):
+                self._ask("unregister-node", gone, fleet.UnregisterNodeFleetResponse)
         self._client.close()
 
     def _activate(self, known_as: int | None) -> int:
         if self._self_registered:
             try:
-                ask(
-                    self._client.RegisterNode,
-                    fleet.RegisterNodeFleetRequest(public_key=self._public),
-                )
+                request = fleet.RegisterNodeFleetRequest(public_key=self._public)
+                self._ask("register-node", request, fleet.RegisterNodeFleetResponse)
             except RunOver as error:
                 raise KeyFileError(
                     "the server wants a registered key from every site: give yours with --key "
@@ -164,7 +184,7 @@ class Fleet:
             if known_as is None:
                 raise Refused(False, error.why) from error
         try:
-            ask(self._client.DeactivateNode, fleet.DeactivateNodeRequest(node_id=known_as))
+            self._deactivate(known_as)
             return self._start_session()
         except SessionLost as error:
             raise Refused(True, error.why) from error
@@ -174,19 +194,34 @@ class Fleet:
     def _start_session(self) -> int:
         """Begin a session -> this node's id; only this request says what the site is."""
         request = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
-        headers = self._client._client.headers
-        if self._offers:
-            headers[OFFERS] = self._offers
-        try:
-            return ask(self._client.ActivateNode, request).node_id
-        finally:
-            headers.pop(OFFERS, None)
+        said = {OFFERS: self._offers} if self._offers else {}
+        return self._ask("activate-node", request, fleet.ActivateNodeResponse, said).node_id
+
+    def _deactivate(self, node_id: int) -> None:
+        request = fleet.DeactivateNodeRequest(node_id=node_id)
+        self._ask("deactivate-node", request, fleet.DeactivateNodeResponse)
+
+    def _ask(
+        self, call: str, request: Any, answer: type[A], headers: Mapping[str, str] = NO_HEADERS
+    ) -> A:
+        """Make one call, whose failure is one of `failures`."""
+
+        def post(request: Any) -> A:
+            said = request.SerializeToString()
+            response = self._client.post(call, content=said, headers=headers)
+            response.raise_for_status()
+            return answer.FromString(response.content)
+
+        return ask(post, request)
 
     def _beat(self) -> None:
-        request = flower.SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_S)
+        heard = heartbeat_pb2.SendNodeHeartbeatResponse
+        request = heartbeat_pb2.SendNodeHeartbeatRequest(
+            node=self._node, heartbeat_interval=HEARTBEAT_S
+        )
         while not self._ended.is_set():
             try:
-                if not ask(self._client.SendNodeHeartbeat, request).success:
+                if not self._ask("send-node-heartbeat", request, heard).success:
                     self._lost = SessionLost()
             except Unreachable:
                 self._ended.wait(1.0)
@@ -205,10 +240,6 @@ class Fleet:
                     self._on_lost()
                 return
             self._ended.wait(BEAT_EVERY_S)
-
-    def _quietly(self, call: Callable[[Any], object], request: object) -> None:
-        with contextlib.suppress(Unreachable, SessionLost, RunOver, KeyFileError, RuntimeError):
-            ask(call, request)
 
 
 def _authorities(certificate: bytes | None) -> ssl.SSLContext:

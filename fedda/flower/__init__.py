@@ -26,59 +26,20 @@ TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no
 
 if TYPE_CHECKING:
     from flwr.app.message import make_message
-    from flwr.app.metadata import Metadata
-    from flwr.cli.archive_utils import safe_extract_zip
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import get_fab_metadata
-    from flwr.cli.install import install_from_fab
-    from flwr.common.config import get_project_dir, parse_config_args
-    from flwr.common.constant import (
-        ISOLATION_MODE_SUBPROCESS,
-        SUPERLINK_NODE_ID,
-        SYSTEM_TIME_TOLERANCE,
-        TIMESTAMP_HEADER,
-        TIMESTAMP_TOLERANCE,
-        TRANSPORT_TYPE_GRPC_RERE,
-        ErrorCode,
-    )
-    from flwr.common.serde import fab_to_proto, message_from_proto, user_config_to_proto
-    from flwr.compat.common.recorddict_compat import (
-        evaluateins_to_recorddict,
-        fitins_to_recorddict,
-        recorddict_to_evaluateres,
-        recorddict_to_fitres,
-    )
-    from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
-    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-    from flwr.proto.node_pb2 import Node
-    from flwr.supercore.constant import (
-        FLEET_HTTP_PUBLIC_KEY_HEADER,
-        FLEET_HTTP_SIGNATURE_HEADER,
-        FLWR_IN_MEMORY_DB_NAME,
-    )
+    from flwr.common.config import get_project_dir
+    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+    from flwr.common.serde import message_from_proto
+    from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, node_pb2
     from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
-    from flwr.supercore.date import now
     from flwr.supercore.error import ApiErrorCode, FlowerError
-    from flwr.supercore.fab import Fab
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.primitives.asymmetric import (
-        bytes_to_public_key,
-        generate_key_pairs,
-        public_key_to_bytes,
-        sign_message,
-        verify_signature,
-    )
-    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
     from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin
     from flwr.superlink.main import create_app
-    from flwr.superlink.routers.fleet.router import router
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 else:
 

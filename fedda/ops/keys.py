@@ -257,6 +257,11 @@ def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:
     return line + f" {name}{f' role={role}' * bool(role)}\n".encode()
 
 
+def pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key as Flower keeps it."""
+    return key.public_bytes(serial.Encoding.PEM, serial.PublicFormat.SubjectPublicKeyInfo)
+
+
 def private_bytes(key: ec.EllipticCurvePrivateKey) -> bytes:
     """A private key in OpenSSH format, without passphrase."""
     form = serial.PrivateFormat.OpenSSH

@@ -19,6 +19,9 @@ from fedda.ops.proxies import loopback_is_direct
 
 from .registered import RegisteredKey, write
 
+# What Flower calls the types of settings.
+SCALARS = {bool: "bool", int: "sint64", float: "double", str: "string"}
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -70,7 +73,7 @@ class Control:
             address,
             ca is None,
             None if ca is None else certificate.pem(ca),
-            interceptors=[flower.RuntimeVersionHttpInterceptor(component_name="CLI")],
+            interceptors=[],
         )
 
     def __enter__(self) -> Self:
@@ -90,7 +93,7 @@ class Control:
 
     def register(self, key: ec.EllipticCurvePublicKey, name: str) -> int:
         """Admit a key and return its node id."""
-        request = flower.control_pb2.RegisterNodeRequest(public_key=_pem(key), name=name)
+        request = flower.control_pb2.RegisterNodeRequest(public_key=keys.pem(key), name=name)
         return self._ask(self._client.RegisterNode, request).node_id
 
     def unregister(self, node_id: int) -> None:
@@ -108,11 +111,10 @@ class Control:
         Raises:
             RunError: the server refused the app or a setting.
         """
-        fab = flower.build_fab_from_disk(app)
-        request = flower.control_pb2.StartRunRequest(
-            fab=flower.fab_to_proto(flower.Fab(sha256(fab).hexdigest(), fab, {})),
-            override_config=flower.user_config_to_proto(dict(run_config)),
-        )
+        content = flower.build_fab_from_disk(app)
+        fab: Any = {"hash_str": sha256(content).hexdigest(), "content": content}
+        settings: Any = {name: {SCALARS[type(value)]: value} for name, value in run_config.items()}
+        request = flower.control_pb2.StartRunRequest(fab=fab, override_config=settings)
         answer = self._ask(self._client.StartRun, request)
         if not answer.HasField("run_id"):
             raise RunError(f"the server at {self.address} did not start the run: {answer.note}")
@@ -172,8 +174,8 @@ class Folder:
         turned_away, more = _readable(nodes / "revoked")
         unread |= more
         done = [f"passed over: {text}" for file, text in unread.items() if file not in self.unread]
-        names = {_pem(key): name for name, key in admitted.items()}
-        revoked = {_pem(key) for key in turned_away.values()} - names.keys()
+        names = {keys.pem(key): name for name, key in admitted.items()}
+        revoked = {keys.pem(key) for key in turned_away.values()} - names.keys()
         registered = {site.public_key: site for site in control.sites()}
         for pem in revoked & registered.keys():
             site = registered[pem]
@@ -183,7 +185,7 @@ class Folder:
             if pem not in registered:
                 control.register(admitted[name], name)
                 done.append(f"admitted {name}")
-        files = {_pem(key): nodes / f"{name}.pub" for name, key in admitted.items()}
+        files = {keys.pem(key): nodes / f"{name}.pub" for name, key in admitted.items()}
         about = {pem: keys.role(file) for pem, file in files.items()}
         entries = {
             site.node_id: RegisteredKey(site.name, about.get(site.public_key, ""))
@@ -203,7 +205,3 @@ def _readable(folder: Path) -> tuple[dict[str, ec.EllipticCurvePublicKey], dict[
         except KeyFileError as error:
             unread[file] = str(error)
     return public, unread
-
-
-def _pem(key: ec.EllipticCurvePublicKey) -> bytes:
-    return flower.public_key_to_bytes(key)

@@ -95,7 +95,7 @@ def unpack(content: bytes, name: str) -> None:
         tempfile.TemporaryDirectory(dir=there.parent, prefix=".") as beside,
         zipfile.ZipFile(io.BytesIO(content)) as packed,
     ):
-        flower.safe_extract_zip(packed, Path(beside))
+        packed.extractall(beside)  # which keeps every file below the folder
         for file in filter(Path.is_file, Path(beside).rglob("*")):
             to = there / file.relative_to(beside)
             if not to.is_file() or to.read_bytes() != file.read_bytes():

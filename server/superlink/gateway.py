@@ -136,14 +136,14 @@ def superlink(settings: GatewaySettings) -> Any:
         enable_event_log=False,
         artifact_provider=None,
         enable_supernode_auth=tls is not None,
-        fleet_api_type=flower.TRANSPORT_TYPE_GRPC_RERE,
+        fleet_api_type="grpc-rere",
         fleet_api_address=None,
         simulation=False,
         ssl_ca_certfile=None if tls is None else str(tls.ca),
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
-        database=str(settings.database or flower.FLWR_IN_MEMORY_DB_NAME),
-        isolation=flower.ISOLATION_MODE_SUBPROCESS,
+        database=str(settings.database or ":flwr-in-memory:"),
+        isolation="subprocess",
         runtime_dependency_install=False,
     )
     return flower.create_app(config, flower.SuperLinkLifespan)

@@ -11,7 +11,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from fedda import __version__
-from fedda.flower import PROTOBUF_MEDIA_TYPE, PROTOBUF_REQUEST_TYPES
+from fedda.flower import PROTOBUF_REQUEST_TYPES
 from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
@@ -146,7 +146,7 @@ class SiteCalls:
         waited, most = await waiting.for_work(node_id, wanted(scope["headers"]))
         line = scope.get(CONNECTION)
         if not most or (line is not None and not line.is_open):  # nobody would read it
-            media = (b"content-type", PROTOBUF_MEDIA_TYPE.encode())
+            media = (b"content-type", b"application/protobuf")
             headers = [media, (b"content-length", b"0"), (WAITED, f"{waited:.3f}".encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
