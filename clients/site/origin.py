@@ -237,7 +237,7 @@ def farthest(values: Arrays, first: Arrays, near: float = 1.0) -> tuple[float, s
         moved = came.reshape(rows.shape) - rows
         bound = near * (SHIFT if first[name].ndim < 2 else FAR)
         least = max(1.0, SMALL * math.sqrt(rows.shape[1]))
-        lengths, gone = (np.linalg.norm(part, axis=1) for part in (rows, moved))
+        lengths, gone = (np.sqrt(np.einsum("ij,ij->i", part, part)) for part in (rows, moved))
         beyond = float((gone / (bound * np.maximum(lengths, least))).max(initial=0.0))
         if not beyond <= most:
             most, where = beyond, name
