@@ -150,9 +150,13 @@ class Target(Client):
         heads.a.data.fill_(1.0)
 
     def adapt(self) -> Numbers:
-        """Minimise the objective over the encoders' parameters, for the images of one round."""
-        train, pace = self.task.train, self.options.target_pace
-        rate = learning_rate(train, self.request.round, self.task.rounds) * pace
+        """Minimise the objective over the encoders' parameters, for the images of one round.
+
+        It is a training of its own: the schedule of the rates begins with the target's first round.
+        """
+        train, stage = self.task.train, self.request.stage
+        t, rounds = 1 + stage.rounds_before(self.request.round), stage.last - stage.first + 1
+        rate = learning_rate(train, t, rounds) * self.options.target_pace
         trained = groups(self.model, self.workspace.model, rate)
         trained += self.beside(max(group["lr"] for group in trained))
         optimizer = self.paced(make_optimizer(trained, train, rate))

@@ -226,7 +226,7 @@ def loop_of_the_target(
         optimizer = optim.SGD(model.encoder.parameters(), lr=0.05, momentum=0.9)
         for t in rounds:
             for group in optimizer.param_groups:
-                group["lr"] = 0.05 * (1 + 10 * (t - 1) / (of - 1)) ** -0.75
+                group["lr"] = 0.05 * (1 + 10 * (t - rounds[0]) / (of - rounds[0])) ** -0.75
             (share,) = round_images(site.blocks.blocks, t, 1, seed_for(0, "town"))
             found: list[int] = []
             for i, part in enumerate(share.split(16)):

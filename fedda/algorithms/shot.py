@@ -129,7 +129,8 @@ def pseudo_labels(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Section 3.3: nearest soft centroid, then once more with centroids of these labels.
 
     Classes that no image was given are left out of the second pass. The code for objects leaves
-    those that no prediction names out of the first one, too, the code for digits out of neither.
+    those that no prediction names out of the first one, too, the code for digits out of neither:
+    there such a class has a distance that is no number, which counts as the smallest of all.
 
     Args:
         v: (N, d) points.
