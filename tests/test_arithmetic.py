@@ -295,7 +295,14 @@ def test_its_state_is_that_of_the_optimizer_inside() -> None:
 # ---- every method ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", plugins.own_methods())
+def about(method: str) -> Any:
+    """Three methods in the gate; each other one once its files change."""
+    files = ("clients/base.py", f"clients/{method}.py", f"fedda/algorithms/{method}.py")
+    inside = method in ("kd3a", "fdann", "feddadil")
+    return method if inside else pytest.param(method, marks=pytest.mark.nightly(*files))
+
+
+@pytest.mark.parametrize("method", [about(method) for method in plugins.own_methods()])
 def test_every_method_trains_so(method: str, domains: list[Node], tmp_path: Path) -> None:
     settings = {"method": method, "run.dir": str(tmp_path)} | SETTINGS.get(method, {}) | FAST | FEW
     if method != "centring":  # for which a mean of images would be a picture of them

@@ -49,6 +49,7 @@ def test_exactly_what_the_reviewed_list_has_crosses(
     grid = perform(method, domains, tmp_path)
     assert crossed.lines(title, crossed.seen(grid)) == crossed.reviewed()[title]
     assert_as_asked(grid, method)
+    assert_coarse(grid)
 
 
 def test_every_method_is_in_the_list() -> None:
@@ -66,6 +67,31 @@ def assert_as_asked(grid: ScriptedGrid, method: str) -> None:
         part = phase.part(heading(request, "hop"), heading(request, "part"))
         assert part is not None
         assert ("exchange" in request.content) is bool(part.gradients)
+
+
+COUNTS = {"steps", "tested", "held", "predicted", "refused"}
+# Over few images an accuracy is as coarse as they are few; epsilon follows from settings alone.
+FINE = {"accuracy", "epsilon"}
+
+
+def assert_coarse(grid: ScriptedGrid) -> None:
+    """Check that every number of a reply is coarse."""
+    seen = set()
+    for reply in grid.replies:
+        if reply.metadata.message_type.split(".")[0] == "query" or reply.has_error():
+            continue
+        for name, value in records.read(reply.content)[1].get("metrics", {}).items():
+            kind = name.split("/")[0]
+            seen.add(kind)
+            if isinstance(value, list):  # in tens at a real site
+                assert kind in wire.ANSWERS and all(type(n) is int for n in value)
+            elif kind in COUNTS:
+                assert value == int(value), name
+            elif kind.split("-")[0] not in FINE:
+                assert value == float(f"{value:.3g}"), (name, value)
+                if kind in ("loss", "kept", "error", "distance", "seconds"):
+                    assert value == round(value, 2), (name, value)
+    assert "seconds" in seen
 
 
 def test_only_the_target_gets_counts_and_weights_of_other_sites(

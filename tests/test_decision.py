@@ -141,21 +141,6 @@ def test_the_target_computes_the_same_as_one_loop(
     )
 
 
-def test_what_may_cross_besides_shots_messages(domains: list[Node], tmp_path: Path) -> None:
-    (adapt,) = decision.METHOD.phases[1].hops.values()
-    own = {"loss", "steps", "seconds", "refused/*", "weight/*"}
-    assert adapt["target"].leaves.numbers == own
-    assert adapt["target"].enters == shot.ADAPT["target"].enters
-    grid = ScriptedGrid(domains)
-    results, _ = run(domains, DECISION | {"run.dir": str(tmp_path)}, grid=grid)
-    assert results["events"] == []
-    told = [c.numbers for c in grid.crossed if (c.way, c.hop) == ("from", "adapt")]
-    every = {"loss", "steps", "seconds", *(f"weight/{s}" for s in SOURCES)}
-    assert told == [every, every]
-    asked = {(c.site, c.hop) for c in grid.crossed if c.way == "to" and c.kind != "query"}
-    assert asked == {*((s, "train") for s in SOURCES), ("town", "adapt"), ("town", "test")}
-
-
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValidationError):
         decision.Config(weights="sum")  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 """FADA over four sites: rounds against one place with all data, the contract, what stays."""
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fedda.exchange import in_process
 from fedda.models import Extension
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
-from fedda.wire import packing
+from tests.adversarial_runs import batches, images
 from tests.local_grid import (
     CLASSES,
     EXAMPLES,
@@ -33,12 +32,10 @@ from tests.local_grid import (
     Bench,
     Node,
     ScriptedGrid,
-    changed,
     run,
     stop_after,
 )
 from tests.reference import fada as twin
-from tests.reference import windows
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -73,7 +70,6 @@ WEIGHED: dict[str, Any] = {
     "wait__train": 300.0,
 }
 ATTENTIVE = {key.replace("__", "."): value for key, value in WEIGHED.items()}
-each_model = pytest.mark.parametrize("form", MODELS)
 
 
 def entries(results: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -90,23 +86,6 @@ def with_state(nodes: list[Node], folder: Path) -> list[Node]:
 
 
 # ---- against one place with all data -----------------------------------------------------------
-
-
-def batches(nodes: list[Node], rounds: int) -> tuple[dict[str, list[list[twin.Batch]]], Tensor]:
-    """List what each site reads, by round and step; and the target's images."""
-    size = FAST["train.batch-size"]
-    steps = -(-max(EXAMPLES.values()) // size)
-    data, images = {}, torch.zeros(())
-    for node in nodes:
-        with np.load(node["data"]) as file:
-            x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
-            y = torch.from_numpy(file["y_train"]) if "y_train" in file else None
-        blocks = windows.blocks(len(x), node["name"], 2)
-        parts = windows.batches(blocks, size, 1, seed_for(0, node["name"]), rounds * steps)
-        read = [(x[part], None if y is None else y[part]) for part in parts]
-        data[node["name"]] = [read[t * steps : (t + 1) * steps] for t in range(rounds)]
-        images = x if y is None else images
-    return data, images
 
 
 def networks(sources: list[str]) -> dict[str, dict[str, nn.Module]]:
@@ -153,7 +132,7 @@ def test_two_rounds_compute_the_same_as_one_central_loop(
     DIs = {s: Discriminator(width, (8,), seed_for(0, f"gradient/{s}")) for s in sources}
     nets = networks(sources) if "III" in form else None
     shuffles = {n["name"]: [generator(0, n["name"], t, "marginal") for t in (1, 2)] for n in nodes}
-    data, images = batches(domains, 2)
+    (data, _), (town, _) = batches(domains, "fada", 1, 2), images(domains[3])
     data = {s: data[s] for s in (*sources, "town")}
     if len(sources) == 3:  # all sites then take as many steps as the largest
         assert len(data["town"][0]) == 4
@@ -164,7 +143,7 @@ def test_two_rounds_compute_the_same_as_one_central_loop(
     wanted, past = twin.training(
         *(start, DIs, data, task.options),
         lr=LR,
-        images=images,
+        images=town,
         cluster_seeds=seeds,
         nets=nets,
         shuffles=shuffles,
@@ -215,13 +194,13 @@ def test_gains_have_the_unit_that_the_settings_name_and_are_coarse(
     asked = bench.grid.requests[-1]
     assert asked.content["step"]["hop"] == "attend"  # type: ignore[index]
     packed, _ = records.read(asked.content)
-    _, images = batches(domains, 1)
+    town, _ = images(domains[3])
     network = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, 0)
 
     def gap(name: str) -> twin.Gap:
         state = {n: torch.tensor(a) for n, a in packed[name].unpack().items()}
         seed = seed_for(0, "town", 1, "clusters") % 2**32
-        return twin.gap(network, state, images, CLASSES, seed)
+        return twin.gap(network, state, town, CLASSES, seed)
 
     numbers = records.read(bench.grid.replies[-1].content)[1]["metrics"]
     before = gap("model")
@@ -274,48 +253,6 @@ def test_features_of_few_images_tell_no_gain(domains: list[Node]) -> None:
 
 
 # ---- what crosses, and what stays --------------------------------------------------------------
-
-OWN = {"information", "reconstruction"}
-TRAINED = {"steps", "seconds", "clipped", "discriminator-loss", "discriminator-accuracy"}
-DIS = {f"discriminator/{s}": "model" for s in SOURCES}
-
-
-@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
-@each_model
-def test_exactly_the_declared_content_crosses(
-    domains: list[Node], runs: dict[str, str], form: str
-) -> None:
-    grid = ScriptedGrid(domains)
-    results, _ = run(domains, SETTINGS | runs | MODELS[form], grid=grid)
-    assert len(entries(results)) == 2
-    for entry in entries(results) if "III" in form else ():
-        assert 0.5 * math.log(CLASSES) < entry["confusion"] <= math.log(CLASSES)  # an entropy
-        assert 0.5 < entry["reconstruction"] < 5  # of the variance: R has hardly learnt
-    seen: dict[tuple[str, str, int], list[tuple[dict[str, str], set[str]]]] = {}
-    for c in grid.crossed:
-        if c.kind == "train" and c.site in ("anna", "town"):
-            numbers = {n for n in c.numbers if not n.startswith("exchange: ")}
-            seen.setdefault((c.way, c.site, 0), []).append((c.arrays, numbers - {"round"}))
-    gains = {f"gain/{s}" for s in SOURCES}
-    candidates = {"model": "model"} | {f"candidate/{s}": "model" for s in SOURCES}
-    attend_to, attend_from = (candidates, set()), ({}, {"steps", "seconds"} | gains)
-    if form == "I":
-        assert seen["to", "anna", 0] == [({"model": "model"}, set())] * 2
-        assert seen["from", "anna", 0] == [({"model": "model"}, {"loss", "steps", "seconds"})] * 2
-        assert seen["to", "town", 0] == [attend_to] * 2
-        assert seen["from", "town", 0] == [attend_from] * 2
-        return
-    more = OWN if "III" in form else set()
-    labelled = {"confusion"} if "III" in form else set()
-    pair = {"discriminator/anna": "model"}
-    first, later = ({"model": "model"}, {"steps"}), ({"model": "model"} | pair, {"steps"})
-    assert seen["to", "anna", 0] == [first, later]
-    back = ({"model": "model"}, TRAINED | {"loss"} | more | labelled)
-    assert seen["from", "anna", 0] == [back] * 2
-    again = ({"model": "model"} | DIS, {"steps"})
-    assert seen["to", "town", 0] == [first, attend_to, again, attend_to]
-    trained = ({"model": "model"} | DIS, TRAINED | more)
-    assert seen["from", "town", 0] == [trained, attend_from] * 2
 
 
 @pytest.mark.parametrize("form", ["II", "III"])
@@ -378,21 +315,6 @@ def test_the_sites_own_networks_never_leave(
     assert any("disentangler" in n for n in sent) is (form == "III, mean")
 
 
-def test_a_reply_with_a_network_of_the_site_is_refused(domains: list[Node]) -> None:
-    """A site that would send its class identifier has its reply refused."""
-    stolen = packing.pack({"0.weight": np.zeros((4, 10), np.float32)}, packing.Kind.MODEL)
-
-    def script(request: Any, reply: Any) -> list[Any]:
-        return [changed(request, reply, arrays={"class-identifier": stolen})]
-
-    settings = {k.replace(".", "__").replace("-", "_"): v for k, v in SETTINGS.items()}
-    bench = Bench(domains, "fada", {s: script for s in SOURCES}, **settings)
-    with pytest.raises(QuorumError, match="0 sources are left"):
-        bench.round()
-    bench.strategy.adjourn()
-    assert any("class-identifier" in text for _, _, text in bench.notices)
-
-
 # ---- what the target keeps ---------------------------------------------------------------------
 
 
@@ -426,24 +348,6 @@ def test_a_target_that_lost_its_disentangler_says_so(domains: list[Node], tmp_pa
     with pytest.raises(QuorumError, match="town"):
         run(nodes, flat | {"run.resume": True}, events.append)
     assert Code.LOST.public in {e.get("text") for e in events}
-
-
-@pytest.mark.nightly("fedda/algorithms/fada.py", "clients/fada.py", "strategies/fada.py")
-@each_model
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
-    domains: list[Node], tmp_path: Path, form: str
-) -> None:
-    """With dropout, momentum of the networks that stay, and the shuffles of eq. 8."""
-    flat = SETTINGS | MODELS[form] | {"rounds": 3, "fada.layers.dropout": 0.5}
-    whole, _ = run(with_state(domains, tmp_path / "a"), flat | {"run.dir": str(tmp_path / "whole")})
-    nodes, cut = with_state(domains, tmp_path / "b"), flat | {"run.dir": str(tmp_path / "cut")}
-    with pytest.raises(KeyboardInterrupt):
-        run(nodes, cut, stop_after(2))
-    resident.cache_clear()
-    resumed, _ = run(nodes, cut | {"run.resume": True})
-    assert all(torch.equal(model_of(resumed)[n], v) for n, v in model_of(whole).items())
-    last = [entries(results)[-1] for results in (whole, resumed)]
-    assert last[0]["weights"] == last[1]["weights"] and last[0]["accuracy"] == last[1]["accuracy"]
 
 
 # ---- settings ----------------------------------------------------------------------------------

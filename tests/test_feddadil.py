@@ -156,46 +156,6 @@ def test_lengths_of_the_atoms_moves_reveal_coordinates(
         assert (np.abs(moves / moves.sum() - alpha).max() < 0.03) == revealed
 
 
-def test_a_reply_that_contains_coordinates_is_refused(
-    domains: list[Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a separate array, within the atoms, or as numbers; by the site and by the server."""
-    from clients import feddadil as clients
-
-    alpha = np.array([0.2, 0.3, 0.5], np.float32)
-    outgoing, learn = clients.Source.outgoing, clients.Source.learn
-
-    def as_array(self: Any) -> Any:
-        return outgoing(self) | {"alpha": packing.pack({"a": alpha}, Kind.ATOMS)}
-
-    def within(self: Any) -> Any:
-        atoms = outgoing(self)["atoms"].unpack()
-        return {"atoms": packing.pack(atoms | {"alpha": alpha}, Kind.ATOMS)}
-
-    def numbers(self: Any) -> Any:
-        return learn(self) | {f"alpha/{k}": 0.3 for k in range(3)}
-
-    for name, change in (("outgoing", as_array), ("outgoing", within), ("learn", numbers)):
-        with monkeypatch.context() as patch:
-            bench = Bench(domains, "feddadil")
-            request = bench.begin()[0]
-            honest = bench.grid.call(request)
-            patch.setattr(clients.Source, name, change)
-            assert bench.grid.call(request).error.code == Code.WIRE
-            assert bench.accept(honest)
-    bench = Bench(domains, "feddadil")
-    for arrays, numbers_too in (
-        ({"alpha": packing.pack({"a": alpha}, Kind.ATOMS)}, {}),
-        ({"atoms": packing.pack({"a": alpha}, Kind.ATOMS)}, {}),
-        ({}, {f"alpha/{name}": 0.3 for name in SITES}),
-    ):
-        request = bench.begin()[0]
-        reply = bench.grid.call(request)
-        assert not bench.accept(changed(request, reply, arrays=arrays, numbers=numbers_too))
-        assert ("refused", "anna") in [n[:2] for n in bench.notices]
-        bench.notices.clear()
-
-
 @pytest.mark.slow
 def test_coordinates_survive_a_restart(domains: list[Node], tmp_path: Path) -> None:
     """A run whose sites restart after every round gives the same bits as one without restarts."""

@@ -19,7 +19,7 @@ from fedda.adversarial.discriminators import Discriminator
 from fedda.algorithms import mdan
 from fedda.algorithms.fruda import soft_maximum
 from fedda.data import load_source, load_target
-from fedda.errors import Code, ConfigError, ExchangeError, QuorumError, WireError
+from fedda.errors import ConfigError, ExchangeError, QuorumError, WireError
 from fedda.exchange.in_process import LocalStream
 from fedda.halves import load_half
 from fedda.maths import ocs
@@ -27,8 +27,6 @@ from fedda.results import read
 from fedda.results.progress import Display
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
-from fedda.wire import packing
-from fedda.wire.packing import Kind
 from server.journal import Event, Journal, Listener
 from server.simulation import simulate
 from tests.local_grid import (
@@ -36,7 +34,6 @@ from tests.local_grid import (
     PLAIN,
     SETTINGS,
     SIDE,
-    Bench,
     Node,
     Script,
     ScriptedGrid,
@@ -466,63 +463,6 @@ def test_an_adapted_target_that_helps_another_sends_no_error(
     sites = {grid.nodes[q.metadata.dst_node_id]["name"] for q in grid.requests
              if q.metadata.message_type == "train"}  # fmt: skip
     assert sites == {"home", "near", "far"}  # `aside` is not in the sequence
-
-
-def asked(bench: Bench, name: str) -> Any:
-    """Begin the choice -> the request to one site."""
-    ids = {node.name: node.id for node in bench.roster.nodes}
-    return next(q for q in bench.begin() if q.metadata.dst_node_id == ids[name])
-
-
-FEATURES = packing.pack({"z": np.full((40, 16), 42, np.float32)}, Kind.MODEL)
-
-
-@pytest.mark.parametrize("name", ["anna", "town"])
-@pytest.mark.parametrize(
-    ("forged", "message"),
-    [
-        ({"numbers": {"label-0": 1.0}}, "no number 'label-0'"),
-        ({"numbers": {f"focus/{i}": 1.0 for i in range(40)}}, "no number 'focus/0'"),
-        ({"numbers": {"clipped": float("nan")}}, "clipped from .* not finite"),
-        ({"numbers": {"clipped": [0.25] * 40}}, "'clipped' must be a single number"),
-        ({"arrays": {"features": FEATURES}}, "no array 'features'"),
-        ({"arrays": {"model": FEATURES}}, "no array 'model'"),
-    ],
-)
-def test_the_server_refuses_what_a_candidate_and_the_target_may_not_send(
-    several: list[Node], name: str, forged: dict[str, Any], message: str
-) -> None:
-    bench = Bench(several, "fruda")
-    request = asked(bench, name)
-    reply = changed(request, bench.call(request), **forged)
-    assert list(bench.strategy.accept([reply])) == []
-    refused = [text for what, site, text in bench.notices if (what, site) == ("refused", name)]
-    assert len(refused) == 1 and re.search(message, refused[0])
-
-
-def test_the_server_refuses_numbers_about_sites_that_are_not_there(several: list[Node]) -> None:
-    bench = Bench(several, "fruda")
-    request = asked(bench, "town")
-    reply = changed(request, bench.call(request), numbers={"first/dora": 1.0})
-    assert list(bench.strategy.accept([reply])) == []
-    (text,) = (text for what, site, text in bench.notices if (what, site) == ("refused", "town"))
-    assert "about no site here" in text
-
-
-@pytest.mark.parametrize(("name", "part"), [("anna", "Collaborator"), ("town", "Target")])
-@pytest.mark.parametrize("what", ["number", "array"])
-def test_a_site_refuses_to_send_what_is_not_listed(
-    several: list[Node], monkeypatch: pytest.MonkeyPatch, name: str, part: str, what: str
-) -> None:
-    client: Any = getattr(load_half("clients", "fruda"), part)
-    real = client.select
-    more = {"label-0": 1.0} if what == "number" else {}
-    monkeypatch.setattr(client, "select", lambda self: real(self) | more)
-    if what == "array":
-        monkeypatch.setattr(client, "outgoing", lambda self: {"model": self.packed_model()})
-    bench = Bench(several, "fruda")
-    reply = bench.call(asked(bench, name))
-    assert reply.has_error() and reply.error.code == Code.WIRE
 
 
 # ---- what goes wrong ---------------------------------------------------------------------------

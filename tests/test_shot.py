@@ -26,7 +26,6 @@ from fedda.maths.ensemble import Heads, SideBySide, weights_of
 from fedda.models import Extension, weight_normed
 from fedda.models.export import export
 from fedda.train import batches, round_images, seed_for
-from fedda.wire import TEST
 from tests.federation import Federation
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node, ScriptedGrid, never, reshaped, run, times
 from tests.patience import PATIENCE
@@ -376,23 +375,6 @@ def test_a_source_whose_model_the_target_cannot_use_is_left_out(
     few = {"run.name": "few", "wait.min-sources": 3, "wait.tries": 1}
     with pytest.raises(QuorumError, match=r"models of 2 sources, but wait.min-sources is 3"):
         run(nodes, settings | few, script=lie)
-
-
-def test_what_may_cross() -> None:
-    pretrain, adapt = shot.METHOD.phases
-    assert pretrain.hops.keys() == {"train"} and adapt.hops.keys() == {"adapt"}
-    assert adapt.parts == {"target"}
-    part = adapt.hops["adapt"]["target"]
-    assert set(part.enters.optional) == {"model", "model/*"} and not part.enters.numbers
-    assert not part.leaves.arrays and part.leaves.numbers == {
-        "loss",
-        "steps",
-        "seconds",
-        "refused/*",
-    }
-    assert not adapt.test.enters.arrays and not adapt.test.enters.numbers
-    assert not [n for n in adapt.test.leaves.numbers if n.startswith("above")]
-    assert adapt.test.leaves.numbers == TEST.leaves.numbers
 
 
 def test_a_run_from_a_finished_model_needs_no_source(domains: list[Node], tmp_path: Path) -> None:
