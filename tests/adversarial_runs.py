@@ -13,7 +13,6 @@ from torch import Tensor, nn, optim
 from fedda import models
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Discriminator
-from fedda.adversarial.travelling import travelling_layout
 from fedda.maths import fourier
 from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
@@ -185,40 +184,3 @@ def assert_as_in_one_place(
 def arrays(entry: dict[str, Any]) -> set[str]:
     """Return the direction, role and kind of all arrays that a round sent."""
     return {k for k in entry["bytes"] if "scalars" not in k}
-
-
-def assert_declared_arrays_cross(
-    training: dict[str, Any], method: str, sums: int, floats: int, numbers: set[str]
-) -> None:
-    """Check that only models and gradients cross, with as many bytes as the sums need.
-
-    Args:
-        training: results of two rounds.
-        method: the method's name.
-        sums: number of sums in which each site takes part, per round.
-        floats: number of values in one gradient.
-        numbers: names of the numbers that the sites report besides the loss.
-    """
-    ways = [f"{way} {role}" for way in ("to", "from") for role in ("source", "target")]
-    network = getattr(RunConfig.parse(SETTINGS).options[method], "discriminator", None)
-    for t, entry in enumerate(training["rounds"]):
-        assert arrays(entry) == {f"{way} {kind}" for way in ways for kind in ("model", "gradient")}
-        for way in ways:
-            members = 3 if "source" in way else 1
-            least = members * sums * floats * 4
-            spare = members * (sums * 64 + 400)  # the frames' headers, and f-DAN's own witness
-            assert least < entry["bytes"][f"{way} gradient"] < least + spare
-        assert set(entry["weights"]) == set(EXAMPLES)
-        assert entry["weights"]["bert"] == 50 / 198
-        assert numbers | {"loss"} <= set(entry)
-        m = entry["bytes"]["from source model"] / 3
-        D = entry["bytes"]["from target model"] - m  # the discriminator, sent by the target
-        if network is None:
-            assert D == 0
-        else:
-            assert 0 <= D - travelling_layout(WIDTH, network).nbytes < 300
-        sent = D if t else 0  # in the first round each site builds it
-        assert entry["bytes"]["to source model"] == 3 * (m + sent)
-        # For its test, and in the first round to train with; later it keeps that of the test.
-        assert entry["bytes"]["to target model"] == (1 if t else 2) * m + sent
-    assert training["rounds"][-1]["loss"] < training["rounds"][0]["loss"]

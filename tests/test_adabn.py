@@ -181,19 +181,6 @@ def test_statistics_over_fewer_images_than_the_site_allows_are_not_sent(
     assert [n[:2] for n in bench.notices] == [("failed", "town")]
 
 
-def test_a_round_without_the_target_fails(domains: list[Node]) -> None:
-    bench = Bench(domains, "adabn")
-    bench.grid.offline = {"town"}
-    with pytest.raises(QuorumError, match=r"town \(target\) is not connected"):
-        bench.begin()
-    assert not any(c.kind == "train" for c in bench.grid.crossed)
-
-    bench = Bench(domains, "adabn", {"town": never}, wait__train=0.3)
-    with pytest.raises(QuorumError, match=r"town \(target\) gave no usable reply"):
-        bench.round()
-    assert ("silent", "town") in [n[:2] for n in bench.notices]
-
-
 def test_a_round_whose_reply_is_refused_fails(domains: list[Node]) -> None:
     def spoil(model: Arrays) -> Arrays:
         name = next(n for n in model if n.endswith("running_var"))

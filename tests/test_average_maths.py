@@ -28,13 +28,6 @@ def test_weights_are_equal_if_no_site_has_examples():
     assert fedavg.weights(torch.tensor([0, 0])).tolist() == [0.5, 0.5]
 
 
-def test_the_penalty_by_hand():
-    # 0.1 / 2 * ((3 - 1)^2 + (0 - 2)^2 + (5 - 4)^2) = 0.05 * 9
-    w, anchor = [torch.tensor([3.0, 0.0]), torch.tensor([5.0])], [[1.0, 2.0], [4.0]]
-    pull = fedprox.proximal(w, [torch.tensor(a) for a in anchor], 0.1)
-    assert float(pull) == pytest.approx(0.45)
-
-
 def test_the_penalty_matches_the_reference_and_pulls_towards_the_anchor():
     generator = torch.Generator().manual_seed(0)
     w = [torch.randn(n, generator=generator, requires_grad=True) for n in (3, 7)]

@@ -289,22 +289,6 @@ def test_the_targets_model_stays_at_the_target_unless_share_is_set(
     assert ("from target model" in sent) == share
 
 
-@pytest.mark.nightly("clients/dils.py", "strategies/dils.py")
-def test_a_resumed_run_gives_the_state_of_an_uninterrupted_one(
-    pair: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """The sites' state is on their disks; with overlap, a sum is pending when a round ends."""
-    settings = {"rounds": 3, "exchange.p": 2, "exchange.overlap": True, "dils.loss": "cada"}
-    run(pair, tmp_path / "whole", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        run(pair, tmp_path / "cut", stop_after(2), **settings)
-    run(pair, tmp_path / "cut", **settings, **{"run.resume": True})
-    for site in ("anna", "town"):
-        whole, cut = (state_of(tmp_path / name, site, 3) for name in ("whole", "cut"))
-        assert whole.keys() == cut.keys()
-        assert all(torch.equal(whole[name], cut[name]) for name in whole)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_sends_in_the_same_precision_as_before(
     pair: list[dict[str, Any]], tmp_path: Path
@@ -384,13 +368,3 @@ def test_a_gradient_over_few_examples_is_refused_before_anything_runs(
 def test_a_round_needs_at_least_one_exchange(pair: list[dict[str, Any]], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"exchange\.p is 4, more than the steps of a round"):
         run(pair, tmp_path, **{"exchange.p": 4})
-
-
-def test_a_sites_own_limit_holds_whatever_the_run_sets(
-    pair: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    events: list[dict[str, Any]] = []
-    careful = [node | {"min-examples": 64} for node in pair]
-    with pytest.raises(Exception, match="gave no usable reply"):
-        run(careful, tmp_path, events.append, **{"wait.tries": 1, "exchange.p": 3})
-    assert not [e for e in events if e["event"] == "round"]

@@ -299,19 +299,6 @@ def test_a_model_with_other_settings_of_the_extension_is_refused(
         run(domains, settings | other)
 
 
-@every
-def test_a_site_without_the_method_gives_a_clear_error(
-    add: Install, domains: list[Node], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = Bench(domains, name)
-    request = bench.begin()[0]
-    test_plugins.uninstall(tmp_path, package_of(name))
-    with caplog.at_level(logging.ERROR, "fedda.site"):
-        reply = bench.call(request)
-    assert reply.has_error() and reply.error.code == Code.CONFIG
-    assert f"There is no method '{name}'" in caplog.text
-
-
 def test_a_site_whose_method_adds_other_layers_refuses(
     add: Install,
     domains: list[Node],

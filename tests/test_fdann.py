@@ -10,14 +10,16 @@ from clients.shared.shared_discriminator import Copy
 from clients.site import origin
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import HALVES
+from fedda.adversarial.travelling import travelling_layout
 from fedda.settings import RunConfig, presets
 from fedda.train import learning_rate
 from fedda.wire import Role, packing
 from fedda.wire.packing import Kind
 from tests.adversarial_runs import (
+    SETTINGS,
     WIDTH,
+    arrays,
     assert_as_in_one_place,
-    assert_declared_arrays_cross,
     cases,
     run,
 )
@@ -78,10 +80,25 @@ def test_the_paper_reverses_gradients_and_lets_all_rates_fall_as_ganin_does() ->
 
 
 def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
-    floats = discriminators.count(WIDTH, (8,))
-    numbers = {"discriminator-loss", "discriminator-accuracy"}
+    """As many bytes as two rounds of two sums need; each site has the model, a source thrice."""
     training = run(domains, tmp_path, "fdann")
-    assert_declared_arrays_cross(training, "fdann", sums=2, floats=floats, numbers=numbers)
+    least = 2 * 4 * discriminators.count(WIDTH, (8,))
+    network = RunConfig.parse(SETTINGS).options["fdann"].discriminator
+    for t, entry in enumerate(training["rounds"]):
+        for way in (f"{way} {role}" for way in ("to", "from") for role in ("source", "target")):
+            members = 3 if "source" in way else 1
+            # The frames have headers.
+            assert 0 < entry["bytes"][f"{way} gradient"] / members - least < 2 * 64 + 400
+        assert len(arrays(entry)) == 2 * 2 * 2  # models and gradients alone
+        assert {"loss", "discriminator-loss", "discriminator-accuracy"} <= set(entry)
+        m = entry["bytes"]["from source model"] / 3
+        D = entry["bytes"]["from target model"] - m  # the discriminator, sent by the target
+        assert 0 <= D - travelling_layout(WIDTH, network).nbytes < 300
+        sent = D if t else 0  # in the first round each site builds it
+        assert entry["bytes"]["to source model"] == 3 * (m + sent)
+        # For its test, and in the first round to train with; later it keeps that of the test.
+        assert entry["bytes"]["to target model"] == (1 if t else 2) * m + sent
+    assert training["rounds"][-1]["loss"] < training["rounds"][0]["loss"]
 
 
 def test_a_run_with_one_window_per_round_and_overlap_completes(

@@ -8,11 +8,13 @@ from fedda.wire.packing import Arrays
 from tests.local_grid import Bench, Node, assert_mean_of_sources, changed
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
 def test_a_round_gives_the_mean_weighted_by_the_rosters_counts(
-    domains: list[Node], weighting: str
+    domains: list[Node], method: str, weighting: str
 ) -> None:
-    assert_mean_of_sources(Bench(domains, "fedavg", fedavg__weighting=weighting), weighting)
+    chosen = {f"{method}__weighting": weighting}
+    assert_mean_of_sources(Bench(domains, method, **chosen), weighting)
 
 
 def test_numbers_in_a_reply_change_no_weight(domains: list[Node]) -> None:

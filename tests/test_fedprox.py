@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedda.algorithms.fedprox import proximal
-from tests.local_grid import Bench, Node, assert_mean_of_sources
+from tests.local_grid import Bench, Node
 
 
 def test_the_penalty_by_hand() -> None:
@@ -19,13 +19,6 @@ def test_the_penalty_by_hand() -> None:
     penalty.backward()
     assert w.grad is not None and w.grad.tolist() == [3.0, 6.0]
     assert b.grad is not None and b.grad.item() == -9.0
-
-
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_a_round_gives_the_mean_weighted_by_the_rosters_counts(
-    domains: list[Node], weighting: str
-) -> None:
-    assert_mean_of_sources(Bench(domains, "fedprox", fedprox__weighting=weighting), weighting)
 
 
 def test_without_the_penalty_it_is_fedavg(domains: list[Node]) -> None:

@@ -10,11 +10,8 @@ from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Discriminator
 from fedda.train import generator
 from tests.adversarial_runs import (
-    WIDTH,
     assert_as_in_one_place,
-    assert_declared_arrays_cross,
     cases,
-    run,
 )
 from tests.local_grid import Node
 
@@ -52,12 +49,3 @@ def test_the_bound_divides_layers_that_are_too_long_and_no_others() -> None:
 def test_the_spectral_norm_is_the_largest_singular_value(shape: tuple[int, int]) -> None:
     W = torch.randn(shape, generator=generator("W"))
     torch.testing.assert_close(discriminators.spectral_norm(W), torch.linalg.svdvals(W)[0])
-
-
-def test_models_and_gradients_cross_and_are_counted(domains: list[Node], tmp_path: Path) -> None:
-    """Each of four steps of the encoders follows on two sums of the critic's gradients."""
-    floats = discriminators.count(WIDTH, (8,))
-    training = run(domains, tmp_path, "fwdgrl")
-    assert_declared_arrays_cross(
-        training, "fwdgrl", sums=8, floats=floats, numbers={"discriminator-loss"}
-    )

@@ -1,7 +1,6 @@
 """MDAN over four sites: the sources' weights, and its rounds against one place with all data."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clients import fdann, mdan
-from clients.site.memory import resident
 from fedda import models, records
 from fedda.adversarial.discriminators import Discriminator
 from fedda.errors import Code, QuorumError
 from fedda.settings import RunConfig
 from fedda.train import seed_for
+from tests.adversarial_runs import batches
 from tests.local_grid import (
     CLASSES,
     EXAMPLES,
@@ -27,10 +26,8 @@ from tests.local_grid import (
     Node,
     changed,
     run,
-    stop_after,
 )
 from tests.reference import mdan as twin
-from tests.reference import windows
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -255,22 +252,6 @@ def test_a_round_without_the_only_source_that_counts_fails_and_can_be_repeated(
 # ---- whole runs --------------------------------------------------------------------------------
 
 
-def batches(nodes: list[Node], rounds: int) -> dict[str, list[list[twin.Batch]]]:
-    """List what each site reads, by round and step; a round is an epoch of the largest site."""
-    size = FAST["train.batch-size"]
-    steps = -(-max(EXAMPLES.values()) // size)
-    data = {}
-    for node in nodes:
-        with np.load(node["data"]) as file:
-            x = torch.from_numpy(file["x_train"]).float().unsqueeze(1) / 255
-            y = torch.from_numpy(file["y_train"]) if "y_train" in file else None
-        blocks = windows.blocks(len(x), node["name"], 2)
-        parts = windows.batches(blocks, size, 1, seed_for(0, node["name"]), rounds * steps)
-        read = [(x[part], None if y is None else y[part]) for part in parts]
-        data[node["name"]] = [read[t * steps : (t + 1) * steps] for t in range(rounds)]
-    return data
-
-
 def model_of(results: dict[str, Any]) -> dict[str, Tensor]:
     method = next(iter(results["trainings"]))
     return load_file(results["trainings"][method][0]["model"])
@@ -287,7 +268,7 @@ def test_two_rounds_compute_the_same_as_in_one_place(
     options = RunConfig.parse(form(maximum, sign)).options["mdan"]
     start = models.build(RunConfig.parse(FAST).model, (1, SIDE, SIDE), CLASSES, seed=0)
     DIs = {s: Discriminator(start.width, (8,), seed_for(0, f"gradient/{s}")) for s in SOURCES}
-    data = batches(domains, 2)
+    data, _ = batches(domains, "mdan", 1, 2)
     wanted, past = twin.training(start, DIs, data, EXAMPLES, options, LR, MOMENTUM)
     found = load_file(training["model"])
     for name, value in wanted.state_dict().items():
@@ -331,27 +312,6 @@ def test_with_one_source_mdan_computes_the_same_as_f_dann(
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     weaker = common | same | {"run.name": "weaker", "fdann.reversal.strength": 0.01}
     assert not all(torch.equal(found[n], v) for n, v in model_of(run(nodes, weaker)[0]).items())
-
-
-@pytest.mark.nightly("clients/mdan.py", "strategies/mdan.py")
-@pytest.mark.parametrize("maximum", ["soft", pytest.param("hard", marks=pytest.mark.slow)])
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(
-    domains: list[Node], tmp_path: Path, maximum: str
-) -> None:
-    settings = form(maximum, "paper") | {"rounds": 3}
-    whole, _ = run(domains, settings | {"run.dir": str(tmp_path / "whole")})
-    cut = settings | {"run.dir": str(tmp_path / "cut")}
-    with pytest.raises(KeyboardInterrupt):
-        run(domains, cut, stop_after(2))
-    resident.cache_clear()
-    resumed, _ = run(domains, cut | {"run.resume": True})
-    for name, value in model_of(whole).items():
-        assert torch.equal(model_of(resumed)[name], value)
-    of_rounds = [
-        [entry["weights"] for entry in results["trainings"]["mdan"][0]["rounds"]]
-        for results in (whole, resumed)
-    ]
-    assert of_rounds[0] == of_rounds[1]
 
 
 def test_a_run_works_with_two_sources_per_round_and_half_precision(

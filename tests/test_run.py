@@ -30,7 +30,6 @@ from server.simulation import folders, simulate
 from server.training import TrainingRounds
 from strategies.base import FedDA
 from strategies.sites import mail
-from tests.fingerprints import flat
 from tests.local_grid import (
     FAST,
     Node,
@@ -90,21 +89,6 @@ def test_the_same_seed_gives_the_same_bits(
     assert (tmp_path / "one" / "model.safetensors").is_file()
 
 
-def test_bfloat16_on_the_wire_halves_the_bytes_and_learns_as_much(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    last = []
-    for dtype in ("float32", "bfloat16"):
-        place = {"run.dir": str(tmp_path / dtype), "rounds": 4}
-        results, _ = run(domains, {"method": "fedavg", "wire.dtype": dtype} | place)
-        last.append(results["trainings"]["fedavg"][0]["rounds"][-1])
-    whole, half = last
-    sent = [sum(n for k, n in flat(e["bytes"]).items() if k.endswith("model")) for e in last]
-    assert 0.5 <= sent[1] / sent[0] < 0.52  # entries are filled up to eight bytes
-    assert half["loss"] == pytest.approx(whole["loss"], rel=0.05)
-    assert half["accuracy"] == pytest.approx(whole["accuracy"], abs=0.1)
-
-
 @pytest.mark.parametrize("settings", [{}, {"secure": "sum"}, {"method": "kd3a"}], ids=str)
 def test_int8_on_the_wire_takes_a_quarter_and_ends_nearer_to_float32_than_bfloat16(
     domains: list[Node], tmp_path: Path, settings: dict[str, Any]
@@ -122,9 +106,12 @@ def test_int8_on_the_wire_takes_a_quarter_and_ends_nearer_to_float32_than_bfloat
         models[dtype] = load_file(training["model"])
         assert not results["events"]
     sent = [sum(n for k, n in e["bytes"].items() if k.endswith("model")) for e in last.values()]
+    assert 0.5 <= sent[1] / sent[0] < 0.52  # entries are filled up to eight bytes
     assert 0.25 < sent[2] / sent[0] < 0.34  # biases stay whole, and each short row has its scale
     far = {d: apart(models[d], models["float32"]) for d in ("bfloat16", "int8")}
     assert far["int8"] < far["bfloat16"] / 3
+    for each in last.values():
+        assert each["loss"] == pytest.approx(last["float32"]["loss"], rel=0.05)
 
 
 def apart(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
@@ -145,18 +132,25 @@ RESUMED: list[dict[str, Any]] = [
     {"method": "kd3a", "train.carry-momentum": True},
     {"method": "kd3a", "train.carry-momentum": True, "kd3a.batchnorm": "loss"},
     {"method": "fedavg", "train.carry-momentum": True, "train.optimizer": "adam"},
+    # With overlap a sum is pending when a round ends; then dropout and shuffles of eq. 8.
+    {"method": "dils", "exchange.p": 2, "exchange.overlap": True},
+    {"method": "fada", "fada.layers.dropout": 0.5},
+    {"method": "mdan", "mdan.max": "soft"},
+    {"method": "mdan", "mdan.max": "hard"},
 ]
 
 
 QUICK = ({"method": "kd3a"}, {"method": "fedavg"})
-NIGHTLY = pytest.mark.nightly(
-    "server/checkpoint.py", "server/training.py", "clients/base.py", "strategies/base.py"
-)
+ABOUT = ("server/checkpoint.py", "server/training.py", "clients/base.py", "strategies/base.py")
+
+
+def nightly(method: str) -> pytest.MarkDecorator:
+    return pytest.mark.nightly(*ABOUT, f"clients/{method}.py", f"strategies/{method}.py")
 
 
 @pytest.mark.parametrize(
     "settings",
-    [s if s in QUICK else pytest.param(s, marks=NIGHTLY) for s in RESUMED],
+    [s if s in QUICK else pytest.param(s, marks=nightly(s["method"])) for s in RESUMED],
     ids=lambda s: ",".join(str(v) for v in s.values()),
 )
 def test_a_stopped_run_goes_on_bit_for_bit(
@@ -700,27 +694,6 @@ def test_a_site_with_an_invalid_offer_does_not_stop_the_others(
     results, _ = run(domains, runs | {"method": "fedavg", "rounds": 1, "run.expect": 3})
     assert [e["what"] for e in results["events"]] == ["no offer"]
     assert [s["name"] for s in results["sites"]] == ["bert", "carl", "town"]
-
-
-def test_two_targets_are_adapted_in_turn_each_for_itself(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    village = domains[-1] | {"name": "village"}
-    both, settings = [*domains, village], runs | {"method": "kd3a", "run.expect": 5}
-    results, events = run(both, settings | {"run.name": "two"})
-    begun = [e["target"] for e in events if e["event"] == "training"]
-    assert begun == [t["target"] for t in results["trainings"]["kd3a"]] == ["town", "village"]
-    assert list(results["targets"]) == ["town", "village"]
-    first, second = results["trainings"]["kd3a"]
-    for training in (first, second):
-        weighed = set(training["rounds"][-1]["weights"])
-        assert weighed == {"anna", "bert", "carl", training["target"]}
-
-    chosen, _ = run(both, settings | {"run.name": "one", "run.target": "village"})
-    (training,) = chosen["trainings"]["kd3a"]
-    assert timeless(training) == timeless(second)
-    with pytest.raises(RosterError, match=r"called 'city'; set run\.target to one of town, v"):
-        run(both, settings | {"run.name": "none", "run.target": "city"})
 
 
 # ---- results -----------------------------------------------------------------------------------
