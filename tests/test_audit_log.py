@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,7 @@ from fedda.ops import chain
 from fedda.ops.chain import Chain
 from tests.federation import PATIENCE
 from tests.local_grid import Bench, Node
+from tests.test_resident import message
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -161,31 +161,15 @@ def content(data: bytes = b"1234", number: float = 1.0, name: str = "model") -> 
     )
 
 
-def message(held: RecordDict, kind: str = "train", age: float = 0.0) -> Message:
-    """A message as it comes from a server, sent some seconds ago."""
-    metadata = Metadata(
-        run_id=3,
-        message_id="m",
-        src_node_id=1,
-        dst_node_id=7,
-        reply_to_message_id="",
-        group_id="",
-        created_at=time.time() - age,
-        ttl=60,
-        message_type=kind,
-    )
-    return Message(content=held, metadata=metadata)  # pyright: ignore
-
-
 def test_the_hash_depends_on_everything_and_on_no_order() -> None:
-    wanted = records.digest(message(content()))
-    assert wanted == records.digest(message(content()))
+    wanted = records.digest(message(held=content()))
+    assert wanted == records.digest(message(held=content()))
     reordered = RecordDict(dict(reversed(list(content().items()))))
-    assert records.digest(message(reordered)) == wanted
+    assert records.digest(message(held=reordered)) == wanted
     others = [content(b"1235"), content(number=1.5), content(name="other"), RecordDict()]
-    hashes = {records.digest(message(other)) for other in others}
+    hashes = {records.digest(message(held=other)) for other in others}
     assert len(hashes) == 4 and wanted not in hashes
-    asked = message(content())
+    asked = message(held=content())
     errors = {records.digest(Message(Error(code, "text"), reply_to=asked)) for code in (1, 2)}
     assert len(errors) == 2
 
@@ -248,7 +232,7 @@ def test_a_site_that_cannot_write_its_log_answers_nothing(
 
 @pytest.mark.parametrize(("kind", "code"), [("train", Code.EXPIRED), ("get_parameters", Code.WIRE)])
 def test_what_the_node_refuses_by_itself_is_noted(kind: str, code: Code, tmp_path: Path) -> None:
-    asked = message(content(), kind, age=3600)
+    asked = message(kind, held=content(), age=3600)
     trail = AuditLog(tmp_path)
     node = Resident(lambda *_: asked, {}, lambda *_: None, trail.answered)
     reply = node.answer(asked, lambda: asked, 7)
@@ -261,7 +245,7 @@ def test_what_the_node_refuses_by_itself_is_noted(kind: str, code: Code, tmp_pat
 def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
     trail = AuditLog(None)
     trail.started("anna", "")
-    trail.received(message(content()))
+    trail.received(message(held=content()))
     assert os.listdir(tmp_path) == []
 
 

@@ -217,6 +217,21 @@ def test_where_the_system_does_not_say_nobody_is_told_apart(
     assert not operators.strangers
 
 
+def answered(scope: dict[str, Any], *others: Any) -> int:
+    """The status of a request at the operator's port."""
+    sent: list[Any] = []
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    made: Any = LocalOnly(served, 8000, *others)
+    asyncio.run(made({"type": "http", **scope}, None, send))
+    return sent[0]["status"]
+
+
 @pytest.mark.parametrize(
     ("path", "client", "status"),
     [
@@ -231,18 +246,8 @@ def test_where_the_system_does_not_say_nobody_is_told_apart(
     ],
 )
 def test_other_accounts_of_the_machine_may_but_look(path: str, client: Any, status: int) -> None:
-    sent: list[Any] = []
-
-    async def served(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    scope = {"type": "http", "path": path, "client": client}
-    headers = {"headers": [(b"host", b"127.0.0.1:8000")]}
-    asyncio.run(LocalOnly(served, 8000, {7})(scope | headers, None, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == status
+    headers = [(b"host", b"127.0.0.1:8000")]
+    assert answered({"path": path, "client": client, "headers": headers}, {7}) == status
 
 
 @pytest.mark.parametrize(
@@ -259,19 +264,7 @@ def test_other_accounts_of_the_machine_may_but_look(path: str, client: Any, stat
     ],
 )
 def test_the_operators_port_answers_no_web_page(headers: Headers, status: int) -> None:
-    sent: list[Any] = []
-
-    async def served(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(event: Any) -> None:
-        sent.append(event)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    asyncio.run(LocalOnly(served, 8000)({"type": "http", "headers": headers}, receive, send))
-    assert sent[0]["status"] == status
+    assert answered({"headers": headers}) == status
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from fedda.ops import keys
 from fedda.secure.accountant import epsilon
 from fedda.settings import RunConfig, Task
 from fedda.wire import packing
-from tests.federation import Federation, rounds
 from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, sent_by
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -509,22 +508,3 @@ def test_only_fedavgs_own_training_is_noised() -> None:
     """A method that may train privately has no training of its own beside this one."""
     makers: list[Callable[..., Any]] = [fedavg.Source.train, fedprox.Source.train]
     assert len({maker.__qualname__ for maker in makers}) == 1
-
-
-# ---- over processes ------------------------------------------------------------------------------
-
-
-@pytest.mark.nightly("clients/policy", "clients/site/output_privacy.py", "fedda/secure")
-def test_a_source_whose_budget_is_spent_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
-    policy = tmp_path / "policy.toml"
-    most = (after("bert", 2) + after("bert", 3)) / 2
-    policy.write_text(f"[protect]\nmin-images = 16\n[privacy]\nepsilon = {most}\n")
-    options = {"bert": ["--policy", str(policy)]}
-    with Federation(tmp_path / "hub", client_options=options) as hub:
-        settings = {"method": "fedavg", "rounds": 3, "privacy.noise": 1.0, "model.norm": "group"}
-        found = hub.begin("noised", settings).finish()
-    entries = rounds(found, "fedavg")
-    assert set(entries) == {1, 2, 3}
-    took = [t for t, e in entries.items() if "bert" in e["weights"]]
-    assert took == [1, 2]
-    assert all(e["epsilon"] > 0 and "loss" not in e for e in entries.values())

@@ -226,16 +226,6 @@ def test_a_command_of_feddas_own_imports_no_other(install: Install) -> None:
     assert cli("policy", "plugins")[0] == 0 and "tent_package" not in sys.modules
 
 
-def test_a_listener_of_another_package_hears_of_a_runs_end(
-    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = {"listeners": "mail = tent_package.cli:mail"}
-    install("tent_package", lines, {"__init__": "", "cli": COMMANDS})
-    (tmp_path / "results.json").write_text(json.dumps(results()))
-    launch.present(tmp_path)
-    assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
-
-
 def test_a_listener_that_fails_takes_nothing_from_the_run(
     install: Install,
     tmp_path: Path,

@@ -32,8 +32,16 @@ SECRET = "patient-4711"
 NODE = 7
 
 
-def message(kind: str = "train", *, run_id: int = 3, age: float = 0.0, ttl: float = 60) -> Message:
+def message(
+    kind: str = "train",
+    *,
+    run_id: int = 3,
+    age: float = 0.0,
+    ttl: float = 60,
+    held: RecordDict | None = None,
+) -> Message:
     """A message as it comes from a server: sent some seconds ago by node 1."""
+    held = held or RecordDict({"c": ConfigRecord({"x": 1})})
     metadata = Metadata(
         run_id=run_id,
         message_id="m",
@@ -45,7 +53,7 @@ def message(kind: str = "train", *, run_id: int = 3, age: float = 0.0, ttl: floa
         ttl=ttl,
         message_type=kind,
     )
-    return Message(content=RecordDict({"c": ConfigRecord({"x": 1})}), metadata=metadata)  # pyright: ignore
+    return Message(content=held, metadata=metadata)  # pyright: ignore
 
 
 def echo(received: Message, context: Context) -> Message:

@@ -37,10 +37,9 @@ from strategies.base import Numbers as RoundNumbers
 from strategies.fedavg import FedAvg
 from strategies.sites.roster import Roster, form
 from tests import test_plugins
-from tests.federation import Federation
 from tests.fingerprints import numbers_of
 from tests.local_grid import Node, ScriptedGrid, dotted, run, stop_after
-from tests.test_roster import ANNA, BERT, TOWN, nodes, offer
+from tests.test_roster import ANNA, TOWN, nodes, offer
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -233,22 +232,6 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
     settings = flat | AT_VILLAGE | {"method": "fedavg", "rounds": 1, "run.expect": 0}
     results, _ = run(sites, settings | {"wait.sites": 60.0}, arrive, grid=grid)
     assert list(results["targets"]) == ["village"]
-
-
-@pytest.mark.nightly("server/training.py", "server/simulation.py")
-def test_separate_processes_compute_the_same_as_one(sites: list[Node], tmp_path: Path) -> None:
-    hub = Federation(tmp_path / "hub", threads=1)
-    hub.nodes = sites
-    hub.sites = {site["name"]: (site["role"], Path(site["data"])) for site in sites}
-    settings = {"method": "kd3a", "rounds": 2, "run.expect": 4}
-    with hub:
-        live = hub.begin("both", settings).finish()
-        chosen = hub.begin("one", settings | AT_VILLAGE).finish()
-    alone = hub.alone("both", settings)
-    assert live["events"] == [] and list(live["targets"]) == list(TARGETS)
-    for target in TARGETS:
-        assert_same(training(live, "kd3a", target), training(alone, "kd3a", target))
-    assert_same(training(chosen, "kd3a", "village"), training(alone, "kd3a", "village"))
 
 
 # ---- stopped and resumed -----------------------------------------------------------------------
@@ -772,26 +755,6 @@ def test_predict_and_export_ask_which_of_several_models(
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
     code, _, err = fedda("export", folder, "--target", "city")
     assert code == 1 and "fedavg-0-city has no model.safetensors" in err
-
-
-def test_a_roster_of_two_targets_is_one_roster_each() -> None:
-    roster = form(nodes(VILLAGE, BERT, TOWN, ANNA))
-    assert [n.name for n in roster.targets] == ["town", "village"] and not roster.several
-    for target, aim in zip(TARGETS, roster.aims(), strict=True):
-        assert [n.name for n in aim.nodes] == ["anna", "bert", target]
-        assert aim.target.name == target and aim.several and aim.counts == roster.counts
-    (chosen,) = roster.aims("village")
-    assert chosen.target.name == "village" and chosen.several
-    (only,) = form(nodes(ANNA, TOWN)).aims()
-    assert only.target.name == "town" and not only.several
-
-
-def test_an_unknown_target_is_named_with_the_known_ones() -> None:
-    with pytest.raises(RosterError) as error:
-        form(nodes(VILLAGE, ANNA, TOWN)).aims("anna")
-    assert str(error.value) == (
-        "No target is called 'anna'; set run.target to one of town, village."
-    )
 
 
 def test_a_roster_is_read_as_it_was_written() -> None:
