@@ -26,7 +26,7 @@ from fedda.ops.spawn import Process
 from fedda.results import progress
 from fedda.results.progress import Display
 from server.journal import Journal
-from tests.federation import LIVE, Federation, Operator
+from tests.federation import LIVE, Federation, Operator, final_model
 from tests.local_grid import Node
 from tests.patience import PATIENCE, wait_until
 from tests.processes import wait_for_act
@@ -303,7 +303,9 @@ def test_a_run_on_a_server_outlives_its_programs_and_is_ended_and_resumed(
     hub.act("anna", {})
     assert watcher.popen.wait(PATIENCE) == 0, watcher.text()
     assert "round 3/3" in watcher.text() and "picture: " in watcher.text()
-    assert (folder / "results.json").is_file()
+    results = json.loads((folder / "results.json").read_text())
+    alone = hub.alone("r", {"method": "fedavg"})
+    assert final_model(results, "fedavg") == final_model(alone, "fedavg")
 
 
 @pytest.mark.nightly("fedda/cli/watching.py", "fedda/cli/run.py")

@@ -24,11 +24,14 @@ from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, Run
 from fedda.flower.supported import installed
 from fedda.library import beginning, simulated
 from fedda.ops import bundle, engines, lock
+from fedda.ops.federation import PROGRAM
+from fedda.ops.spawn import Process
 from fedda.results import progress
 from fedda.settings import RunConfig
 from server.superlink import control, gateway
 from tests.command_lines import below
 from tests.local_grid import Node
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
@@ -71,10 +74,10 @@ def test_every_option_says_what_it_means(program: typer.Typer) -> None:
 @pytest.mark.slow  # a process of its own
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     """Uses the real entry point, because click's runner bypasses the code around the command."""
-    command = [sys.executable, "-m", "fedda.cli", "data", "check", str(tmp_path / "nowhere")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    (line,) = done.stderr.splitlines()
+    words = [*PROGRAM, "data", "check", str(tmp_path / "nowhere")]
+    done = Process("fedda", words, tmp_path / "log", os.environ)
+    assert done.popen.wait(PATIENCE) == 1
+    (line,) = done.text().splitlines()
     assert line.startswith("error: ") and "nowhere" in line
 
 

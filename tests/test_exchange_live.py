@@ -51,27 +51,10 @@ def same(hub: Federation, name: str, results: dict[str, Any], alone: dict[str, A
     return True
 
 
-def test_two_processes_compute_the_same_as_one_and_gradients_are_counted(hub: Federation) -> None:
-    results = hub.begin("pair", DILS).finish()
-    assert results["events"] == []
-    alone = hub.alone("pair", DILS)
-    assert same(hub, "pair", results, alone)
-    for now, then in zip(
-        rounds(results, "dils").values(), rounds(alone, "dils").values(), strict=True
-    ):
-        gradients = [k for k in now["bytes"] if k.endswith("gradient")]
-        assert len(gradients) == (4 if now["round"] > 1 else 0)
-        values = 4 * (64 * 8 + 8 + 8 + 1) * 4 if gradients else 0  # 4 syncs, 4 bytes per value
-        for key in gradients:
-            assert values < now["bytes"][key] < values + 1500
-            assert abs(now["bytes"][key] - then["bytes"][key]) < 300  # only the greetings differ
-    journal = (hub.runs / "pair" / "journal.jsonl").read_text()
-    assert "BEGIN CERTIFICATE" not in journal
-
-
 def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     hub: Federation,
 ) -> None:
+    """Two processes compute the same as one, and what they exchange is counted."""
     hub.act("bert", {"3": ["hold", 0]})
     near = {"exchange.join": PATIENCE, "wait.train": 10.0 * FACTOR, "wait.tries": 20}
     run = hub.begin("broken", DILS | near)
@@ -86,6 +69,16 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
     assert same(hub, "broken", results, alone)
     assert run.find("trouble", what="silent", site="bert")
     assert run.find("trouble", what="exchange ended")  # town gets this and stops computing
+    now, then = (rounds(r, "dils") for r in (results, alone))
+    for number, syncs in ((1, 0), (2, 4)):
+        gradients = [k for k in now[number]["bytes"] if k.endswith("gradient")]
+        assert len(gradients) == syncs
+        values = syncs * (64 * 8 + 8 + 8 + 1) * 4  # 4 bytes per value
+        for key in gradients:
+            assert values < now[number]["bytes"][key] < values + 1500
+            # Only the greetings differ.
+            assert abs(now[number]["bytes"][key] - then[number]["bytes"][key]) < 300
+    assert "BEGIN CERTIFICATE" not in (run.folder / "journal.jsonl").read_text()
 
 
 @pytest.mark.nightly("fedda/exchange")
