@@ -397,7 +397,7 @@ def test_a_model_that_stayed_at_its_target_is_found_there() -> None:
 # ---- documentation -----------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("docs/library.md", "fedda/__init__.py", "fedda/library")
 def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedda.data.digits import build
 

@@ -117,6 +117,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv / "bin"
 
 
+@pytest.mark.nightly("pyproject.toml", "MANIFEST.in")
 def test_the_source_archive_has_every_file(checkout: Path, tmp_path: Path) -> None:
     """Whoever gets it can read the documentation, run the examples and the tests."""
     copy = shutil.copytree(checkout, tmp_path / "copy")

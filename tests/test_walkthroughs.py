@@ -98,6 +98,7 @@ def starting(lines: Sequence[str], *words: str) -> list[str]:
     return found
 
 
+@pytest.mark.nightly("docs/three-machines.md", "fedda/cli", "fedda/ops/keys.py")
 def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     """The server, a source and the target in folders of their own; both sites' data are ./scans."""
     port, admin = (terminals.port() for _ in range(2))
