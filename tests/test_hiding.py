@@ -1,13 +1,10 @@
 """Runs hide single models by themselves where every site can: when, and that it is said."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedda.results.card import CARD
 from fedda.settings import RunConfig
-from tests.federation import Federation
 
 
 def hiding(sources: int = 3, **settings: Any) -> RunConfig:
@@ -32,18 +29,3 @@ def test_kd3a_is_sealed_and_its_baseline_summed() -> None:
     local = hiding(method="kd3a", kd3a__heads="local")  # the server needs each source's head
     assert local.options["kd3a"].relay == "auto"
     assert "sealed" not in str(hiding(method="fada").flat().get("fada", ""))
-
-
-@pytest.mark.slow
-def test_the_server_gets_no_single_model_unless_it_is_asked_to(tmp_path: Path) -> None:
-    with Federation(tmp_path / "hub") as hub:
-        auto = {"secure": "auto", "kd3a.relay": "auto", "run.baseline": "fedavg", "rounds": 2}
-        run = hub.begin("auto", auto | {"method": "kd3a"})
-        results = run.finish()
-    (kd3a,), (fedavg,) = (results["trainings"][m] for m in ("kd3a", "fedavg"))
-    assert kd3a["hidden"] == "sealed" and fedavg["hidden"] == "sum"
-    kinds = {key for t in (kd3a, fedavg) for key in t["bytes"]}
-    assert "from source model" not in kinds
-    assert {"from source sealed", "from source masked"} <= kinds
-    card = (run.folder / CARD).read_text()
-    assert "Secure sums" in card and "Sealed models" in card

@@ -15,12 +15,13 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
+from fedda.results.card import CARD
 from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
 from fedda.wire.packing import Arrays, Kind, Packed, pack
 from tests.federation import Federation, Run, final_model
-from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, run, sent_by, settings_of
+from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, sent_by, settings_of
 from tests.patience import wait_until
 from tests.processes import alive, below, is_alive, program_of
 
@@ -207,14 +208,6 @@ def test_the_server_gets_no_model_of_a_source(
             {"loss", "steps", "seconds", "kept"} | alphas,
         ),
     }
-
-
-def test_bytes_are_counted_by_kind(keyed: list[Node], runs: dict[str, str]) -> None:
-    results, _ = run(keyed, {"method": "kd3a", "kd3a.relay": "sealed"} | runs)
-    (training,) = results["trainings"]["kd3a"]
-    kinds = {key for e in training["rounds"] for key in e["bytes"]}
-    assert {"from source sealed", "to target sealed", "from target key"} <= kinds
-    assert "from source model" not in kinds
 
 
 # ---- a server that lies --------------------------------------------------------------------------
@@ -476,7 +469,7 @@ def on_server(hub: Federation, run: Run, marks: Mapping[bytes, str]) -> set[str]
 def test_no_process_or_file_of_the_server_ever_holds_a_sources_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over processes; the same search finds every source's model where the relay is open."""
+    """Nobody asked for it; the same search finds every source's model where the relay is open."""
     marks: dict[bytes, str] = {}
     outgoing = clients_fedavg.Source.outgoing
 
@@ -495,15 +488,25 @@ def test_no_process_or_file_of_the_server_ever_holds_a_sources_model(
         assert sorted(marks.values()) == SOURCES
         models = []
         town = hub.processes["town"]
-        for time, relay in enumerate(("sealed", "open"), 1):
+        hidden = {"secure": "auto", "kd3a.relay": "auto", "run.baseline": "fedavg"}
+        for time, (relay, more) in enumerate((("sealed", hidden), ("open", {})), 1):
             hub.act("town", {"2 distil": ["hold", 0]})
-            run = hub.begin(relay, settings | {"kd3a.relay": relay})
+            run = hub.begin(relay, settings | more)
             wait_until(lambda n=time: town.text().count(HELD) == n, HELD)
             assert is_alive(program_of(run.folder))
             found = on_server(hub, run, marks)
             hub.act("town", {})
-            run.finish()
+            results = run.finish()
             found |= on_server(hub, run, marks)
-            assert found == (set() if relay == "sealed" else set(SOURCES)), relay
-            models.append(final_model(run.finish(), "kd3a"))
+            assert found == (set() if more else set(SOURCES)), relay
+            models.append(final_model(results, "kd3a"))
+            if not more:
+                continue
+            (kd3a,), (fedavg,) = (results["trainings"][m] for m in ("kd3a", "fedavg"))
+            assert (kd3a["hidden"], fedavg["hidden"]) == ("sealed", "sum")
+            kinds = {key for each in (kd3a, fedavg) for key in each["bytes"]}
+            assert "from source model" not in kinds
+            assert {"from source sealed", "from source masked"} <= kinds
+            card = (run.folder / CARD).read_text()
+            assert "Secure sums" in card and "Sealed models" in card
         assert models[0] == models[1] == final_model(alone, "kd3a")
