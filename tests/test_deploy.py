@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from clients.node.standing import Standing
 from clients.policy.rules import Leaving, Policy
 from fedda.errors import KeyFileError
+from fedda.ops import certificate
 from fedda.ops import keys as keys_of
 from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK, Reserved
@@ -445,12 +446,6 @@ def test_health_check_fails_unless_the_right_server_is_up(tmp_path: Path) -> Non
         assert refused.endswith(
             "has not joined (refused: hub:8443 does not accept this site's key)\n"
         )
-        stranger = tmp_path / "other"
-        subprocess.run(
-            [sys.executable, "-m", "fedda.cli", "keys", "init", "--dir", str(stranger)],
-            env=deployment.env,
-            check=True,
-            timeout=60,
-            capture_output=True,
-        )
-        assert "certificate verify failed" in check(deployment.port, stranger / "ca.crt")
+        certificate.init(tmp_path / "other")
+        other = tmp_path / "other" / "ca.crt"
+        assert "certificate verify failed" in check(deployment.port, other)

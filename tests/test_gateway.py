@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -374,6 +374,14 @@ def send_raw(hub: Deployment, port: int, request: str) -> int:
     return int(answer.split()[1]) if answer else 0
 
 
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Echo]:
+    made = Echo(tmp_path_factory.mktemp("gateway"))
+    made.server_options = ()
+    with made:
+        yield made
+
+
 ANOTHER = """
 import socket, ssl, sys
 context = ssl._create_unverified_context()
@@ -387,73 +395,72 @@ with socket.create_connection(("127.0.0.1", int(port))) as plain:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
-def test_another_account_of_the_machine_starts_no_run(tmp_path: Path) -> None:
+def test_another_account_of_the_machine_starts_no_run(hub: Echo) -> None:
     """Whoever may start one of an app of its own runs code as the server's account."""
     system = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
-    with Echo(tmp_path) as hub:
 
-        def ask(target: str, user: int, *headers: str) -> int:
-            """Ask as an account, without what only the server's could read -> the status."""
-            command = [system, "-c", ANOTHER, str(hub.admin_port), f"{target} HTTP/1.1", *headers]
-            asked = subprocess.run(
-                command, user=user, cwd="/", capture_output=True, text=True, check=True
-            )
-            return int(asked.stdout)
+    def ask(target: str, user: int, *headers: str) -> int:
+        """Ask as an account, without what only the server's could read -> the status."""
+        command = [system, "-c", ANOTHER, str(hub.admin_port), f"{target} HTTP/1.1", *headers]
+        asked = subprocess.run(
+            command, user=user, cwd="/", capture_output=True, text=True, check=True
+        )
+        return int(asked.stdout)
 
-        form = ("Content-Type: application/protobuf", "Content-Length: 0")
-        for path in ("control/list-nodes", "control/start-run", "runtime/acquire-task"):
-            for more in ((), ("X-Forwarded-For: 127.0.0.1", "X-Forwarded-Proto: https")):
-                assert ask(f"POST /v1/{path}", 65534, *form, *more) == 403
-        assert ask("GET /live", 65534) == 200
-        assert ask("POST /v1/control/list-nodes", 0, *form) == 200
+    form = ("Content-Type: application/protobuf", "Content-Length: 0")
+    for path in ("control/list-nodes", "control/start-run", "runtime/acquire-task"):
+        for more in ((), ("X-Forwarded-For: 127.0.0.1", "X-Forwarded-Proto: https")):
+            assert ask(f"POST /v1/{path}", 65534, *form, *more) == 403
+    assert ask("GET /live", 65534) == 200
+    assert ask("POST /v1/control/list-nodes", 0, *form) == 200
 
 
 @pytest.mark.slow
-def test_an_app_that_is_not_fedda_is_not_run(tmp_path: Path) -> None:
-    hub = Echo(tmp_path)
-    hub.server_options = ()
-    with hub, pytest.raises(RunError, match=r"the run's program differs in echo/"):
+def test_an_app_that_is_not_fedda_is_not_run(hub: Echo) -> None:
+    with pytest.raises(RunError, match=r"the run's program differs in echo/"):
         hub.submit(hub.app)
 
 
 @pytest.mark.slow
-def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(tmp_path: Path) -> None:
-    with Echo(tmp_path) as hub:
-        # The operator's listener serves such a call, so it is the filter that refuses them below.
-        assert ask_raw(hub, hub.admin_port, "/v1/control/list-nodes") == 200
-        for target in TRICKS:
-            assert ask_raw(hub, hub.port, target) in (400, 403), target
-            assert ask_raw(hub, hub.port, target, "GET") in (400, 403), target
-        assert ask_raw(hub, hub.port, "/v1/fleet/pull-messages") == 401
-        assert ask_raw(hub, hub.port, "/health", "GET") == 200
-        for unclear in ("GET /health\r\n\r\n", "GET /health HTTP/1.1\r\n\r\n"):
-            assert send_raw(hub, hub.port, unclear) == 400
+def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(
+    hub: Echo, tmp_path: Path
+) -> None:
+    # The operator's listener serves such a call, so it is the filter that refuses them below.
+    assert ask_raw(hub, hub.admin_port, "/v1/control/list-nodes") == 200
+    for target in TRICKS:
+        assert ask_raw(hub, hub.port, target) in (400, 403), target
+        assert ask_raw(hub, hub.port, target, "GET") in (400, 403), target
+    assert ask_raw(hub, hub.port, "/v1/fleet/pull-messages") == 401
+    assert ask_raw(hub, hub.port, "/health", "GET") == 200
+    for unclear in ("GET /health\r\n\r\n", "GET /health HTTP/1.1\r\n\r\n"):
+        assert send_raw(hub, hub.port, unclear) == 400
 
-        listed = subprocess.run(
-            ["flwr", "supernode", "list", "fedda", "--format", "json"],
-            env=hub.env,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert json.loads(listed.stdout)["success"] is True
-        keys.add(hub.home, "late")
-        with hub.control() as client:
-            wait_until(lambda: len(client.sites()) == 1, "the new key was not admitted")
-        with pytest.raises(KeyFileError, match=r"ca\.crt"):
-            certificate.init(tmp_path / "other")
-            control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
+    listed = subprocess.run(
+        ["flwr", "supernode", "list", "fedda", "--format", "json"],
+        env=hub.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(listed.stdout)["success"] is True
+    keys.add(hub.home, "late")
+    with hub.control() as client:
+        wait_until(lambda: len(client.sites()) == 1, "the new key was not admitted")
+    with pytest.raises(KeyFileError, match=r"ca\.crt"):
+        certificate.init(tmp_path / "other")
+        control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
 
-        server = hub.processes["superlink"]
-        helpers = below(server.popen.pid)
-        assert len(helpers) > 1, "no SuperExec was started"
-        assert server.stop() == 0
-        assert not alive(helpers)
-        counted = json.loads(hub.traffic.read_text())
-        assert counted["routes"].keys() == {"/v1/fleet/pull-messages", "/health"}
-        assert counted["routes"]["/v1/fleet/pull-messages"]["errors"] == 1
-        assert counted["refused"] >= 40
+    server = hub.processes["superlink"]
+    helpers = below(server.popen.pid)
+    assert len(helpers) > 1, "no SuperExec was started"
+    assert server.stop() == 0
+    assert not alive(helpers)
+    counted = json.loads(hub.traffic.read_text())
+    assert counted["routes"].keys() == {"/v1/fleet/pull-messages", "/health"}
+    assert counted["routes"]["/v1/fleet/pull-messages"]["errors"] == 1
+    assert counted["refused"] >= 40
+    hub.start_server()
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def garbage(draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "frames", [700, pytest.param(2500, marks=pytest.mark.nightly("server/superlink"))]
+    "frames", [250, pytest.param(2500, marks=pytest.mark.nightly("server/superlink"))]
 )
 def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub, frames: int) -> None:
     """Requests that are none, and bodies of a site that are changed at random."""
