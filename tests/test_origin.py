@@ -17,9 +17,7 @@ from fedda.settings import Task
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
 from tests.asking import SOURCES, make_source, task_of
-from tests.federation import LIVE, Federation
-from tests.patience import PATIENCE
-from tests.processes import leaving_nothing
+from tests.federation import Federation, final_model, rounds
 
 SETTINGS = {
     "method": "fedavg",
@@ -231,23 +229,23 @@ def test_a_run_of_many_classes_that_nobody_has_is_refused(site: Site) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_from_a_file_needs_the_word_of_each_site(tmp_path: Path) -> None:
-    first = tmp_path / "first.safetensors"
-    hub = Federation(tmp_path / "hub")
-    for name in ("bert", "carl"):
-        del hub.sites[name]
-    with leaving_nothing(hub):
-        alone = LIVE | {"method": "fedavg", "rounds": 1, "run.expect": 2, "run.evaluate": False}
-        made = hub.begin("first", alone | {"run.seeds": "3"}).finish()
-        first.write_bytes(Path(made["trainings"]["fedavg"][0]["model"]).read_bytes())
+def test_a_run_from_a_file_needs_the_word_of_each_site(hub: Federation, tmp_path: Path) -> None:
+    first, usual = tmp_path / "first.safetensors", hub.client_options["anna"]
+    run = {"method": "fedavg", "rounds": 1, "run.evaluate": False, "wait.tries": 1}
+    made = hub.alone("first", run | {"run.seeds": "3"})
+    first.write_bytes(final_model(made, "fedavg"))
+    try:
         hub.processes["anna"].stop()
-        hub.client_options["anna"] = ["--start-from", str(first)]
+        hub.client_options["anna"] = [*usual, "--start-from", str(first)]
         hub.start_site("anna")
-        hub.begin("second", alone | {"run.start-from": str(first)}).finish()
-        other = hub.begin("other", alone | {"run.seeds": "4"}).finish()
-        start = str(other["trainings"]["fedavg"][0]["model"])
-        third = hub.begin("third", alone | {"run.start-from": start})
-        assert not hub.wait(third.id, PATIENCE).succeeded
-        assert {event["text"] for event in third.find("trouble", what="failed")} == {
-            Code.ORIGIN.public
-        }
+        hub.wait_for_sites()
+        begun = hub.begin("second", run | {"run.start-from": str(first), "wait.settle": 0.0})
+        results = begun.finish()
+    finally:
+        hub.processes["anna"].stop()
+        hub.client_options["anna"] = usual
+        hub.start_site("anna")
+        hub.wait_for_sites()
+    assert set(rounds(results, "fedavg")[1]["weights"]) == {"anna"}
+    failed = {(e["site"], e["text"]) for e in begun.find("trouble", what="failed")}
+    assert failed == {(name, Code.ORIGIN.public) for name in ("bert", "carl")}

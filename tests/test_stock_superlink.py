@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,16 @@ from fedda.ops.spawn import quiet_port
 from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import simulate
+from tests import test_walkthroughs
 from tests.federation import LIVE, MIN_IMAGES, final_model
 from tests.local_grid import make_domains
 from tests.patience import PATIENCE, wait_until
 from tests.test_walkthroughs import Terminals, answers
 
 pytestmark = pytest.mark.slow
+terminals = test_walkthroughs.terminals
 
 ROUND = {"rounds": 1, "run.evaluate": False}
-# A SuperNode starts a program for each message, which imports all that is needed.
-PATIENT = {f"wait.{what}": 300.0 for what in ("sites", "train")}
-
-
-@pytest.fixture
-def terminals(tmp_path: Path) -> Iterator[Terminals]:
-    made = Terminals(tmp_path / "flwr")
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +40,7 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
 def test_a_run_gives_what_it_gives_in_one_process(
     terminals: Terminals, tmp_path: Path, settings: dict[str, Any], more: str
 ) -> None:
-    nodes = make_domains(tmp_path)[:: 3 if more else 1]
+    nodes = make_domains(tmp_path)[::3]  # a source and the target
     port = quiet_port()
     alone = tmp_path / "alone"
     flat = LIVE | ROUND | settings | {"run.dir": str(alone), "run.name": "run"}

@@ -31,7 +31,8 @@ draw = np.random.default_rng(0)
 x = draw.normal(size=(150, 4)).astype("float32")
 y = (x[:, 0] > 0).astype(int)
 data = {"a": (x[:50], y[:50]), "b": (x[50:100], y[50:100]), "c": (x[100:], None)}
-found = fedda.simulate(data, "c", "kd3a", dir="made", rounds=1, preset="table", quiet=True)
+found = fedda.simulate(data, "c", "kd3a", dir="made", rounds=1, preset="table", baseline="none",
+                       quiet=True)
 print(len(found.model.predict(x[100:])))
 """
 COMMAND = """
