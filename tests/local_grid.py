@@ -17,10 +17,12 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from clients.app import make_app
 from clients.node import bridge
+from clients.policy.rules import Policy
 from clients.site.memory import resident
 from fedda import models, plugins, records
 from fedda.algorithms import kd3a
 from fedda.exchange import LocalHost
+from fedda.ops import keys
 from fedda.records import arrays_of
 from fedda.settings import RunConfig
 from fedda.wire import packing
@@ -318,6 +320,26 @@ def sent_by(bench: Bench, name: str) -> Arrays:
         if reply.metadata.src_node_id == bench.grid.id_of(name) and "arrays" in reply.content
     ]
     return records.read(replies[-1].content)[0]["model"].unpack()
+
+
+def failures(bench: Bench) -> set[tuple[str, int]]:
+    """The sites that answered with an error, and its code."""
+    return {(c.site, c.error) for c in bench.grid.crossed if c.error}
+
+
+def keyed(nodes: Sequence[Node], folder: Path) -> list[Node]:
+    """The sites with a node key each, for their role only, and the public keys of all."""
+    for node in nodes:
+        keys.add(folder, node["name"], node["role"])
+    own = {"peers": str(folder / "peers")}
+    return [n | own | {"key": str(folder / "nodes" / n["name"])} for n in nodes]
+
+
+def ruled(nodes: Sequence[Node], text: str, folder: Path, **more: Any) -> list[Node]:
+    """The sites with a policy, which a file in the folder holds."""
+    (folder / "policy.toml").write_text(text)
+    rules = Policy.read(folder / "policy.toml").model_dump_json(by_alias=True)
+    return [n | {"policy": rules} | more for n in nodes]
 
 
 def assert_close(found: Arrays, wanted: Mapping[str, Any], within: float) -> None:

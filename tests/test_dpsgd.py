@@ -21,11 +21,11 @@ from fedda import models, records
 from fedda.config import LEAST_CLIP, ModelConfig, PrivacyConfig, TrainConfig
 from fedda.errors import BudgetError, Code, ConfigError, QuorumError
 from fedda.models import Model, batchnorms
-from fedda.ops import keys
 from fedda.secure.accountant import epsilon
 from fedda.settings import RunConfig, Task
 from fedda.wire import packing
-from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, sent_by
+from tests import local_grid
+from tests.local_grid import EXAMPLES, SOURCES, Bench, Node, failures, keyed, sent_by
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 pytest.importorskip("opacus")
@@ -306,10 +306,7 @@ def test_a_source_says_epsilon_and_not_its_loss(domains: list[Node], method: str
 def test_it_goes_with_secure_sums_and_with_sealed_models(
     domains: list[Node], tmp_path: Path
 ) -> None:
-    for node in domains:
-        keys.add(tmp_path, node["name"], node["role"])
-    made = {n["name"]: {"key": str(tmp_path / "nodes" / n["name"])} for n in domains}
-    nodes = [n | made[n["name"]] | {"peers": str(tmp_path / "peers")} for n in domains]
+    nodes = keyed(domains, tmp_path)
     for method, plain, hidden in (
         ("fedavg", {}, {"secure": "sum"}),
         ("kd3a", {}, {"kd3a__relay": "sealed"}),
@@ -423,15 +420,8 @@ def test_a_site_refuses_what_would_not_be_private() -> None:
 
 
 def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
-    path = folder / "policy.toml"
-    path.write_text(text)
-    rules = Policy.read(path).model_dump_json(by_alias=True)
-    more = {"policy": rules, "audited": True}
-    return [n | more | {"state-dir": str(folder / n["name"])} for n in nodes]
-
-
-def failures(made: Bench) -> set[tuple[str, int]]:
-    return {(c.site, c.error) for c in made.grid.crossed if c.error}
+    states = [n | {"state-dir": str(folder / n["name"])} for n in nodes]
+    return local_grid.ruled(states, text, folder, audited=True)
 
 
 def test_a_site_can_ask_for_more_noise(domains: list[Node], tmp_path: Path) -> None:

@@ -19,11 +19,10 @@ from clients.site.request import Request
 from fedda import plugins
 from fedda.errors import Code, NotFiniteError, QuorumError, WireError
 from fedda.methods import Method
-from fedda.ops import keys
 from fedda.secure import hiding
 from fedda.wire import Number, Rule
 from fedda.wire.packing import Arrays, Kind, Packed, pack
-from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node
+from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, keyed
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -138,14 +137,6 @@ def test_the_loss_under_a_mask_is_coarse_before_it_is_hidden(
 
 
 # ---- of which models ---------------------------------------------------------------------------
-
-
-def keyed(nodes: list[Node], folder: Path) -> list[Node]:
-    """Sites that have a node key each, and the public keys of all."""
-    for node in nodes:
-        keys.add(folder, node["name"], node["role"])
-    peers = str(folder / "peers")
-    return [n | {"key": str(folder / "nodes" / n["name"]), "peers": peers} for n in nodes]
 
 
 # As a lying server would, this one refuses no model by itself.

@@ -10,7 +10,6 @@ import pytest
 from flwr.app import Message
 
 from clients import fedavg as clients_fedavg
-from clients.policy.rules import Policy
 from clients.site.memory import resident
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
@@ -20,8 +19,19 @@ from fedda.secure.agree import Occasion, Own
 from fedda.secure.seal import LONGER, Envelope, seal, unseal
 from fedda.settings import RunConfig
 from fedda.wire.packing import Arrays, Kind, Packed, pack
+from tests import local_grid
 from tests.federation import Federation, Run, final_model
-from tests.local_grid import SOURCES, Bench, Node, assert_close, changed, sent_by, settings_of
+from tests.local_grid import (
+    SOURCES,
+    Bench,
+    Node,
+    assert_close,
+    changed,
+    failures,
+    ruled,
+    sent_by,
+    settings_of,
+)
 from tests.patience import wait_until
 from tests.processes import alive, below, is_alive, program_of
 
@@ -40,27 +50,12 @@ OFFICIAL = {
 
 @pytest.fixture
 def keyed(domains: list[Node], tmp_path: Path) -> list[Node]:
-    """Sites that have a node key each, for their role only, and the public keys of all."""
-    for node in domains:
-        keys.add(tmp_path, node["name"], node["role"])
-    peers = str(tmp_path / "peers")
-    return [n | {"key": str(tmp_path / "nodes" / n["name"]), "peers": peers} for n in domains]
+    return local_grid.keyed(domains, tmp_path)
 
 
 def bench(nodes: Sequence[Node], script: Any = None, **settings: Any) -> Bench:
     resident.cache_clear()
     return Bench(nodes, "kd3a", script or {}, kd3a__relay="sealed", **settings)
-
-
-def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
-    path = folder / "policy.toml"
-    path.write_text(text)
-    rules = Policy.read(path).model_dump_json(by_alias=True)
-    return [node | {"policy": rules} for node in nodes]
-
-
-def failures(made: Bench) -> set[tuple[str, int]]:
-    return {(c.site, c.error) for c in made.grid.crossed if c.error}
 
 
 def address(public: bytes, **changes: Any) -> Envelope:

@@ -10,7 +10,6 @@ import pytest
 from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
-from clients.policy.rules import Policy
 from clients.site.identity import Drawer
 from clients.site.memory import resident
 from fedda import records
@@ -21,12 +20,15 @@ from fedda.settings import RunConfig, Task
 from fedda.wire.packing import Arrays, Kind, pack
 from server.journal import Journal
 from server.simulation import simulate
+from tests import local_grid
 from tests.local_grid import (
     SOURCES,
     Bench,
     Node,
     ScriptedGrid,
     assert_close,
+    failures,
+    ruled,
     run,
     sent_by,
     settings_of,
@@ -36,23 +38,14 @@ pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 IMAGES = {"model.name": "digit-cnn", "model.hidden": "", "train.lr": 0.01}  # with BatchNorm
 SEALED = {"method": "kd3a", "kd3a.relay": "sealed"}
-Change = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
 def keyed(domains: list[Node], tmp_path: Path) -> list[Node]:
-    """Sites that have a node key each, and the public keys of all."""
-    for node in domains:
-        keys.add(tmp_path, node["name"], node["role"])
-    peers = str(tmp_path / "peers")
-    return [n | {"key": str(tmp_path / "nodes" / n["name"]), "peers": peers} for n in domains]
+    return local_grid.keyed(domains, tmp_path)
 
 
-def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
-    path = folder / "policy.toml"
-    path.write_text(text)
-    rules = Policy.read(path).model_dump_json(by_alias=True)
-    return [node | {"policy": rules} for node in nodes]
+Change = Callable[[dict[str, Any]], None]
 
 
 def staying(nodes: list[Node], folder: Path) -> list[Node]:
@@ -68,10 +61,6 @@ def with_dora(keyed: list[Node]) -> list[Node]:
 
 def bench(nodes: list[Node], method: str = "fedavg", **settings: Any) -> Bench:
     return Bench(nodes, method, secure="sum", **settings)
-
-
-def failures(made: Bench) -> set[tuple[str, int]]:
-    return {(c.site, c.error) for c in made.grid.crossed if c.error}
 
 
 # ---- keys ----------------------------------------------------------------------------------------
