@@ -49,9 +49,6 @@ TINY: Flat = {
     "model.hidden": "16",
     "train.batch-size": 16,
 }
-NIGHTLY = pytest.mark.nightly(
-    "fedda/contrib/lab/comparison", "fedda/contrib/lab/compare.py", "fedda/library"
-)
 OPTIONS = [word for k, v in TINY.items() for word in ("-c", f"{k}={v}")]
 Notices = list[tuple[str, str, Any]]
 
@@ -633,13 +630,7 @@ def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.nightly("fedda/contrib/lab")
-@pytest.mark.parametrize(
-    "number",
-    [
-        *(pytest.param(n, marks=NIGHTLY) for n in (signal.SIGINT, signal.SIGKILL)),
-        signal.SIGTERM,
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_whatever_ends_the_command_leaves_no_process(
     root: Path, tmp_path: Path, number: int
 ) -> None:

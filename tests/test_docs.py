@@ -206,15 +206,6 @@ def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> Non
     assert "do not have this one" in hooks.page_of("fedbn")
 
 
-def test_the_decision_page_has_rows_of_the_tables_of_results(hooks: Any) -> None:
-    text = hooks.filled((ROOT / "docs" / "which-method.md").read_text())
-    rows = re.findall(r"^\| \[.+?\]\((.+?\.md)\) \| (.+) \|$", text, flags=re.MULTILINE)
-    assert len(rows) > 10 and all((ROOT / "docs" / link).is_file() for link, _ in rows)
-    assert sum(row.startswith("FedAvg ") for _, row in rows) == 3
-    kd3a = "KD3A | +0.4 [-0.0, +0.8] | -1.3 | +3.4 [+1.8, +5.0] | -0.4 | 16.0 | 0.72"
-    assert kd3a in [row for _, row in rows]
-
-
 def test_the_decision_tree_asks_what_the_page_asks(hooks: Any) -> None:
     page = (ROOT / "docs" / "which-method.md").read_text()
     asked = re.findall(r"^## (.+\?)$", page, flags=re.MULTILINE)

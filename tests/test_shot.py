@@ -479,7 +479,9 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean", ["probabilities", "logits"])
+@pytest.mark.parametrize(
+    "mean", ["probabilities", pytest.param("logits", marks=pytest.mark.nightly("fedda/models"))]
+)
 def test_models_side_by_side_are_exported(tmp_path: Path, mean: str) -> None:
     """`export` compares the file's answers with those of the models."""
     config = ModelConfig(name="digit-cnn", bottleneck=6)
