@@ -333,29 +333,14 @@ def test_a_checkpoint_gives_back_remembered_arrays_to_the_bit(
         floats,
     )
     others = {str(other): packing.pack({"w": np.ones(1)}, other) for other in Kind}
+    others["a"] = packing.pack({"b/c": np.zeros(2)}, Kind.MODEL)
+    others["a/b"] = packing.pack({"c": np.ones(2)}, Kind.MODEL)
     state = replace(a_state(), arrays={"z": packed, **others})
     checkpoint.write(tmp_path, state)
     found = checkpoint.read(tmp_path)
-    assert found is not None and list(found.arrays) == ["z", *others]
-    assert found.arrays["z"].manifest == packed.manifest
-    assert found.arrays["z"].buffer == packed.buffer
-    raw, was = found.arrays["z"].raw(), packed.raw()
+    assert_same(found, state)
+    raw = found.arrays["z"].raw()  # type: ignore[union-attr]
     assert {str(a.dtype) for n, a in raw.items() if n in ("w", "a", "none")} == {floats}
-    assert {n: a.tobytes() for n, a in raw.items()} == {n: a.tobytes() for n, a in was.items()}
-    assert {name: str(each.manifest.kind) for name, each in found.arrays.items()} == {
-        "z": str(kind),
-        **{str(other): str(other) for other in Kind},
-    }
-
-
-def test_names_with_slashes_do_not_mix_remembered_arrays(tmp_path: Path) -> None:
-    arrays = {
-        "a": packing.pack({"b/c": np.zeros(2)}, Kind.MODEL),
-        "a/b": packing.pack({"c": np.ones(2)}, Kind.MODEL),
-    }
-    checkpoint.write(tmp_path, replace(a_state(), arrays=arrays))
-    found = checkpoint.read(tmp_path)
-    assert found is not None and found.arrays == arrays
 
 
 @pytest.mark.parametrize(
