@@ -2,22 +2,19 @@
 
     python -m tests.actor FILE client --role source ...
 
-FILE is read at every request. It is JSON such as {"2": ["hold", 0], "offer": {"examples": 400}}:
-what to do when training in round 2, and facts to offer instead of the true ones. "2 distil" is one
-hop of that round; "2 test" is the target's test of its model.
+FILE is read at every request. It is JSON such as {"2": ["hold", 0]}: what to do when training in
+round 2. "2 distil" is one hop of that round; "2 test" is the target's test of its model.
 
     hold        waits, before it works, until FILE no longer says so
-    sleep       waits for that many seconds
     hold push   waits like this within its reply, of which the first piece is at the server
     drip        sends the pieces of its reply one by one, that many seconds apart
     raise       fails with that text
-    scale       multiplies its model by that number
 
 "join": "hold" keeps the site from joining, and "offer": "hold" from saying what it offers. "early":
 true makes it confirm its work before it has it. "gone":
 true makes it answer questions as the server does for a node that is gone. "loss": 0.3 loses so many
 of its requests to the server, or their answers, and breaks its stream before so many pieces of a
-reply. A reply is changed after the site's own checks, as a site with another program could.
+reply.
 """
 
 import json
@@ -37,8 +34,6 @@ from clients.site.memory import Site
 from fedda import cli, records
 from fedda.flower import ErrorCode, make_message
 from fedda.lane import lane_end, parcels
-from fedda.wire.packing import Arrays
-from tests.local_grid import reshaped
 
 FILE = Path(sys.argv[1])
 PIECE = 2**12  # bytes of a reply that are sent at once, so that even a small one has several
@@ -86,19 +81,9 @@ def misbehave(message: Message, site: Site, step: str, honest: Any) -> Message:
         say(what, step, message.metadata.run_id)
     if what == "hold":
         held(step)
-    if what == "sleep":
-        time.sleep(value)
     if what == "raise":
         raise ValueError(value)
-    reply = honest(message, site)
-    if what == "scale":
-        reply = reshaped(lambda model: scaled(model, float(value)))(message, reply)[0]
-    return reply
-
-
-def scaled(model: Arrays, by: float) -> Arrays:
-    """Multiply every weight and bias by a number, which may be NaN."""
-    return {n: a * by if n.endswith(("weight", "bias")) else a for n, a in model.items()}
+    return honest(message, site)
 
 
 def drip(step: str, pause: float) -> None:
@@ -193,12 +178,12 @@ class Hostile(Fleet):
 
 
 def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
-    """Return the site's offer, with FILE's facts in place of its own."""
+    """Return the site's offer once FILE lets it."""
     if act("offer") == "hold":
         print("acting: hold the offer", flush=True)
     while act("offer") == "hold":
         time.sleep(0.1)
-    return honest(self) | (act("offer") or {})
+    return honest(self)
 
 
 def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:

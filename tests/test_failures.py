@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -23,9 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load
 from typer.testing import CliRunner
 
 from clients.node import resident
@@ -34,7 +31,6 @@ from fedda.errors import Code, KeyFileError
 from fedda.ops import certificate, keys
 from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import LOOPBACK
-from server import checkpoint
 from server.presence import AGAIN
 from strategies.sites.mail import GONE
 from strategies.sites.post import LEFT_OUT
@@ -82,33 +78,6 @@ def assert_named(run: Run, found: dict[int, dict[str, Any]], everyone: set[str])
     for number, entry in found.items():
         missing = {e["site"] for e in run.find("trouble", round=number)} - {""}
         assert everyone - missing <= set(entry["weights"]), (number, entry, missing)
-
-
-def test_a_source_that_dies_in_a_round_is_left_out_and_takes_part_again(hub: Federation) -> None:
-    hub.act("carl", {"2": ["hold", 0]})
-    hub.act("town", {"2 test": ["hold", 0]})
-    run = hub.begin("dead-source", KD3A | NEAR | {"rounds": 4})
-    wait_for_act(hub, run.folder, "carl", "hold in round 2")
-    hub.kill("carl")
-    hub.act("carl", {"join": "hold"})
-    hub.processes["carl"].start()
-    # The deadline ends the wait for carl: nobody else tells the server anything of him.
-    left_out = run.wait_for("trouble", what="silent", site="carl", round=2)
-    assert left_out["text"] == SILENT
-    wait_for_act(hub, run.folder, "town", "hold in round 2 test")
-    assert "connected" not in hub.processes["carl"].text()
-    hub.act("carl", {})
-    hub.processes["carl"].wait_for("connected", PATIENCE)
-    hub.act("town", {})
-    results = run.finish()
-
-    found = rounds(results, "kd3a")
-    assert list(found) == [1, 2, 3, 4]
-    assert "carl" not in found[2]["weights"]
-    assert_named(run, found, SITES)
-    assert any("carl" in found[number]["weights"] for number in (3, 4))
-    for entry in found.values():
-        assert sum(entry["weights"].values()) == pytest.approx(1)
 
 
 def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Federation) -> None:
@@ -260,6 +229,7 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
         assert SECRET.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.nightly("strategies/sites/roster.py", "clients/site/reading.py")
 def test_a_site_that_cannot_read_its_data_is_named(hub: Federation) -> None:
     """The target joins last, so the run has heard of the broken site when it begins."""
     data = hub.sites["carl"][1]
@@ -279,28 +249,6 @@ def test_a_site_that_cannot_read_its_data_is_named(hub: Federation) -> None:
         ("no offer", "carl", Code.DATA.public)
     }
     assert set(rounds(results, "fedavg")[1]["weights"]) == {"anna", "bert"}
-
-
-def test_harmful_models_are_refused_and_claims_are_bounded(hub: Federation) -> None:
-    hub.act("carl", {"offer": {"examples": 600}, "1": ["scale", "nan"]})
-    hub.act("bert", {"2": ["scale", -10]})
-    run = hub.begin("harm", FEDAVG)
-    results = run.finish()
-    assert troubles(results) == [
-        ("bounded", "carl", 0),
-        ("refused", "carl", 1),
-        ("refused", "bert", 2),
-    ]
-    bounded, infinite, far = (e["text"] for e in results["events"])
-    assert "claims 600 examples and counts as 100" in bounded  # twice the larger one of the others
-    assert "not finite" in infinite
-    assert "norms away" in far
-    found = rounds(results, "fedavg")
-    assert found[1]["weights"] == pytest.approx({"anna": 4 / 9, "bert": 5 / 9})
-    assert found[2]["weights"] == pytest.approx({"anna": 40 / 140, "carl": 100 / 140})
-    assert found[3]["weights"] == pytest.approx({"anna": 4 / 19, "bert": 5 / 19, "carl": 10 / 19})
-    model = [a for a in load(final_model(results, "fedavg")).values() if a.dtype.kind == "f"]
-    assert all(np.isfinite(a).all() and np.abs(a).max() < 3 for a in model)
 
 
 def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None:
@@ -330,33 +278,6 @@ def test_a_hostile_site_neither_ends_a_run_nor_holds_it(hub: Federation) -> None
 
 
 @pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
-def test_a_full_disk_costs_one_round(hub: Federation) -> None:
-    """A limit on file sizes, below the model's size, has the effect of a full disk."""
-    settings = FEDAVG | {"model.hidden": "8000"}
-    hub.act("anna", {"2": ["hold", 0]})
-    run = hub.begin("full", settings)
-    wait_for_act(hub, run.folder, "anna", "hold in round 2")
-    limit = (1_000_000, resource.RLIM_INFINITY)
-    assert hub.logs.joinpath("superlink.log").stat().st_size < limit[0] / 2
-    resource.prlimit(program_of(run.folder), resource.RLIMIT_FSIZE, limit)
-    hub.act("anna", {})
-    state = hub.wait(run.id, PATIENCE)
-    assert not state.succeeded
-    (failed,) = run.find("failed")
-    assert failed["error"] == "RunError"
-    assert "checkpoint of round 2 cannot be written" in failed["text"]
-    assert "Make room and resume the run." in failed["text"]
-    kept = checkpoint.read(run.folder / "fedavg-0")
-    assert kept is not None
-    assert kept.round == 1
-    assert not list(run.folder.rglob("*.part"))
-
-    results = hub.begin("full", settings | {"run.resume": True}).finish()
-    assert list(rounds(results, "fedavg")) == [1, 2, 3]
-    assert final_model(results, "fedavg") == final_model(hub.alone("full", settings), "fedavg")
-
-
-@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
 def test_a_slow_source_is_not_waited_for_and_takes_part_again(hub: Federation) -> None:
     hub.act("bert", {"2": ["hold", 0]})
     hub.act("town", {"2 test": ["hold", 0]})
@@ -383,7 +304,7 @@ def test_rounds_end_by_their_deadline_with_slow_late_and_lossy_sites(hub: Federa
     hub.processes["carl"].start()
     hub.act("bert", {"1": ["hold", 0]})
     try:
-        run = hub.begin("stragglers", FEDAVG | NEAR | {"rounds": 3, "run.expect": 3})
+        run = hub.begin("stragglers", FEDAVG | NEAR | {"rounds": 2, "run.expect": 3})
         wait_for_act(hub, run.folder, "bert", "hold in round 1")
         hub.act("carl", {"loss": 0.3})
         hub.processes["carl"].wait_for("acting: loss", PATIENCE)
@@ -393,15 +314,10 @@ def test_rounds_end_by_their_deadline_with_slow_late_and_lossy_sites(hub: Federa
         hub.act("bert", {})
         hub.revive("bert")
     found = rounds(results, "fedavg")
-    assert list(found) == [1, 2, 3]
+    assert list(found) == [1, 2]
     assert all("bert" not in entry["weights"] for entry in found.values())
     assert_named(run, found, {"anna", "bert"})
     assert ("silent", "bert", 1) in troubles(results)
-
-
-@pytest.mark.nightly("server/training.py", "strategies/sites/mail.py", "clients/node/resident.py")
-def test_a_site_that_the_system_stops_for_a_while_loses_nothing(hub: Federation) -> None:
-    stopped_for(hub, 8.0)
 
 
 @pytest.mark.nightly("server/superlink", "clients/node")

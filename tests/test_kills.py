@@ -127,7 +127,6 @@ def accuracies(results: dict[str, Any], method: str) -> list[Any]:
 # ---- kills at points that have a name ------------------------------------------------------------
 
 NIGHTLY = pytest.mark.nightly("server/training.py", "server/checkpoint.py", "fedda/exchange")
-IN_GATE = ("source whose reply is half sent", "target in its test")
 HOLDS = {  # where a site of which method is killed, and what the run says of it
     "source at work": ("kd3a", "carl", "2", "hold"),
     "source whose reply is half sent": ("kd3a", "carl", "2", "hold push"),
@@ -137,7 +136,7 @@ HOLDS = {  # where a site of which method is killed, and what the run says of it
 
 
 @pytest.mark.parametrize(
-    "where", [w if w in IN_GATE else pytest.param(w, marks=NIGHTLY) for w in HOLDS]
+    "where", [w if "half" in w else pytest.param(w, marks=NIGHTLY) for w in HOLDS]
 )
 def test_a_killed_site_changes_nothing(hub: Stopping, where: str) -> None:
     method, site, step, hold = HOLDS[where]
@@ -162,7 +161,8 @@ def test_a_killed_program_is_resumed_after_its_last_checkpoint(hub: Stopping, po
     assert_goes_on(hub, run, "kd3a", POINTS[point][1])
 
 
-@pytest.mark.parametrize("method", ["kd3a", pytest.param("dils", marks=NIGHTLY)])
+@NIGHTLY
+@pytest.mark.parametrize("method", SETTINGS)
 def test_a_killed_server_is_resumed_after_its_last_checkpoint(hub: Stopping, method: str) -> None:
     """Its program is in the middle of a checkpoint, and ends with it."""
     run = stopped_at(hub, "half written", method, f"server-{method}")
@@ -195,17 +195,6 @@ def assert_goes_on(hub: Stopping, run: Run, method: str, after: int) -> None:
     results = hub.begin(run.folder.name, SETTINGS[method] | more).finish()
     assert [e["round"] for e in run.find("training")] == [0, after]
     assert_unchanged(hub, method, results)
-
-
-def test_a_run_ends_without_the_command_that_began_it(hub: Stopping) -> None:
-    hub.act("bert", {"2": ["hold", 0]})
-    operator, folder = Operator(hub, words(hub, "kd3a", "operator")), hub.runs / "operator"
-    wait_for_act(hub, folder, "bert", "hold in round 2")
-    operator.popen.kill()
-    operator.popen.wait()
-    hub.act("bert", {})
-    wait_until(lambda: ended(folder), "the run does not end")
-    assert_unchanged(hub, "kd3a", json.loads((folder / "results.json").read_text()))
 
 
 def words(hub: Stopping, method: str, name: str) -> list[Any]:
