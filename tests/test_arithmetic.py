@@ -297,7 +297,8 @@ def test_its_state_is_that_of_the_optimizer_inside() -> None:
 
 def about(method: str) -> Any:
     """Three methods in the gate; each other one once its files change."""
-    files = ("clients/base.py", f"clients/{method}.py", f"fedda/algorithms/{method}.py")
+    own = (f"clients/{method}.py", f"fedda/contrib/methods/{method}")
+    files = ("fedda/models", "clients/base.py", *own)
     inside = method in ("kd3a", "fdann", "feddadil")
     return method if inside else pytest.param(method, marks=pytest.mark.nightly(*files))
 

@@ -289,7 +289,12 @@ def test_a_run_refines_at_the_target_and_sends_nothing_more(tmp_path: Path) -> N
     assert not list((tmp_path / "none").rglob("*refined*"))
 
 
-@pytest.mark.parametrize("method", ["kd3a", "kd3a,train.lr=.05", "adabn"])
+LAB = pytest.mark.nightly("fedda/contrib/lab/comparison", "fedda/library")
+
+
+@pytest.mark.parametrize(
+    "method", ["kd3a,train.lr=.05", *(pytest.param(m, marks=LAB) for m in ("kd3a", "adabn"))]
+)
 def test_a_comparisons_training_is_refined_as_a_runs_is(method: str, tmp_path: Path) -> None:
     """Whether or not FedAvg is compared, its model of the seed takes part in the last step."""
     name, _, own = method.partition(",")
@@ -334,18 +339,26 @@ def test_a_small_target_keeps_its_model(tmp_path: Path, caplog: pytest.LogCaptur
     assert "the last step needs 40 or more" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("shot", {}),
-        ("decision", {}),
-        ("autodial", {}),
-        ("dils", {"collaborator": "a", "pretrain": 1}),
-        ("feddadil", {"predict": "ensemble", "samples": 128, "batch_size": 64}),
-        ("feddadil", {"predict": "reconstruction", "samples": 128, "batch_size": 64}),
-        ("fada", {"layers_disentangler": "12,10"}),
-    ],
-)
+STAYING: list[tuple[str, dict[str, Any]]] = [
+    ("shot", {}),
+    ("decision", {}),
+    ("autodial", {}),
+    ("dils", {"collaborator": "a", "pretrain": 1}),
+    ("feddadil", {"predict": "ensemble", "samples": 128, "batch_size": 64}),
+    ("feddadil", {"predict": "reconstruction", "samples": 128, "batch_size": 64}),
+    ("fada", {"layers_disentangler": "12,10"}),
+]
+
+
+def once_changed(method: str, settings: dict[str, Any]) -> Any:
+    """Two kinds of models in the gate; those of the other methods once their files change."""
+    inside = method == "shot" or settings.get("predict") == "ensemble"
+    own = (f"clients/{method}.py", f"strategies/{method}.py", f"fedda/contrib/methods/{method}")
+    marks = [] if inside else [pytest.mark.nightly("clients/site/last_step.py", *own)]
+    return pytest.param(method, settings, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "settings"), [once_changed(*each) for each in STAYING])
 def test_models_that_stay_at_the_target_are_refined(
     method: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

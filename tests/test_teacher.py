@@ -64,7 +64,12 @@ def trained(
     return results["trainings"][method][0]
 
 
-@pytest.mark.parametrize("method", ["kd3a", "shot", "decision", "comda"])
+HEIRS = pytest.mark.nightly("clients/site/teacher.py", "clients/shot.py", "fedda/contrib/methods")
+
+
+@pytest.mark.parametrize(
+    "method", ["kd3a", "shot", *(pytest.param(m, marks=HEIRS) for m in ("decision", "comda"))]
+)
 def test_a_method_hears_a_good_teacher(method: str, tmp_path: Path) -> None:
     """Sources with mostly wrong labels teach nothing; a teacher that knows the classes helps."""
     settings = {"rounds": 10, "run.refine": "none"}
