@@ -16,7 +16,6 @@ from flwr.app import (
     ConfigRecord,
     Error,
     Message,
-    Metadata,
     MetricRecord,
     RecordDict,
 )
