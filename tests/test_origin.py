@@ -191,6 +191,22 @@ def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(
     assert serve(fresh, asked(task, moved(trained, name, 8 * went, None), 4))
 
 
+@pytest.mark.parametrize("before", ["nothing", "another network"])
+def test_a_round_that_is_answered_by_numbers_counts_too(site: Site, before: str) -> None:
+    """It draws no first model, so the process has none then, or that of another training."""
+    assert site.origin is not None
+    if before != "nothing":
+        other = task_of(site, SETTINGS | {"model.name": "mlp"})
+        assert serve(site, asked(other, drawn(other)))
+    task, name = task_of(site, SETTINGS), "encoder.hidden.0.weight"
+    after = models.build(task.model, task.dims, task.classes, seed=0)
+    models.load_arrays(after, moved(drawn(task), name, 0.5, None))
+    site.origin.follow(asked(task, drawn(task)), after)
+    site.origin.check(asked(task, moved(drawn(task), name, 2.9, None), 2))  # of 6 times .5
+    with pytest.raises(OriginError, match=name):
+        site.origin.check(asked(task, moved(drawn(task), name, 3.1, None), 2))
+
+
 def test_another_training_of_the_same_name_is_not_compared(site: Site) -> None:
     task = task_of(site, SETTINGS)
     serve(site, asked(task, drawn(task)))

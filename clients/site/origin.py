@@ -136,7 +136,9 @@ class Origin:
         if not request.contract.labels or "model" not in request.arrays:
             return
         came, task = request.arrays["model"].unpack(), request.task
-        went = distances(self._weights(models.to_arrays(after)), came)
+        # Not `_weights`: where a request is answered by numbers alone, no first model was drawn.
+        learnt, own = dict(after.named_parameters(remove_duplicate=False)), models.to_arrays(after)
+        went = distances({name: a for name, a in own.items() if name in learnt}, came)
         before = self._last(request)
         longest = before.about["longest"] if before else {}
         longest = {name: max(length, longest.get(name, 0.0)) for name, length in went.items()}
@@ -151,9 +153,8 @@ class Origin:
         return last if same else None
 
     def _weights(self, values: Arrays) -> Arrays:
-        """The arrays of a model that are trained, by their names while no model was drawn yet."""
-        known = self._learnt
-        return {n: a for n, a in values.items() if (n in known if known else is_weight(n, a))}
+        """The arrays of a model that are trained."""
+        return {name: a for name, a in values.items() if name in self._learnt}
 
     def _beyond(
         self, values: Arrays, first: Arrays, rounding: float, near: bool
