@@ -402,10 +402,16 @@ class Client:
             output_privacy.check_answers(p, self.site.min_images)
         return p
 
-    def spread(self, z: Tensor) -> Tensor:
-        """Return the features (N, d) of images, if no few images have most of their variance."""
+    def spread(self, z: Tensor, summed: bool = False) -> Tensor:
+        """Return the features (N, d) of images, if no few images have most of their variance.
+
+        Args:
+            z: the features.
+            summed: whether a sum of gradients is computed from them.
+        """
         if not self.site.reproducible:
-            output_privacy.check_spread(z, self.site.min_images)
+            check = output_privacy.check_window if summed else output_privacy.check_spread
+            check(z, self.site.min_images)
         return z
 
     def privatise(self, number: Number, value: float, images: int) -> float:

@@ -67,7 +67,7 @@ class Pair(Summing):
                         right = [accuracy(c.DI(z), self.side) for c in copies]
                     numbers["discriminator-accuracy"] = mean(right)
                 if per_step > 1:  # a critic is ahead of the encoder: it moves before
-                    apply(copies, g, len(indices))
+                    apply(copies, g, z)
                 if encoder is not None and moves:  # lines 6 and 7
                     loss = self.against([mapping_loss(half, c.DI, z) for c in copies])
                     numbers["loss"] = loss.detach()
@@ -76,7 +76,7 @@ class Pair(Summing):
                     loss.backward()
                     encoder.step()
                 if per_step == 1:
-                    apply(copies, g, len(indices))  # lines 5 and 8 to 11
+                    apply(copies, g, z)  # lines 5 and 8 to 11
                 totals = {n: totals.get(n, 0.0) + value for n, value in numbers.items()}
             for copy in copies:
                 copy.sync.settle()
@@ -193,10 +193,10 @@ class Target(Pair):
         return super().outgoing() if shares else {}
 
 
-def apply(copies: Sequence[Copy], gradients: Sequence[Tensor], examples: int) -> None:
+def apply(copies: Sequence[Copy], gradients: Sequence[Tensor], z: Tensor) -> None:
     """Take one step of each copy; a site of several waits once for all their sums."""
     for copy, g in zip(copies, gradients, strict=True):
-        copy.sync.put(g, examples)
+        copy.sync.put(g, z)
     for copy in copies:
         copy.move()
 

@@ -63,7 +63,7 @@ class Member(fdann.Member):
             z, f_di, f_ds = apart.split(lambda: self.features(indices))
         loss, numbers = z.new_zeros(()), {}
         if self.copies:
-            pull, numbers = self.step(f_di, len(indices))  # eqs. 4 and 5
+            pull, numbers = self.step(f_di)  # eqs. 4 and 5
             loss = weight * pull
         if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
             numbers["loss"] = labelled[0].detach()

@@ -57,7 +57,7 @@ class Member(Summing):
                 self.lead(islice(images, per_step - 1))
                 indices = next(images)
                 z = self.features(indices)
-                pull, numbers = self.step(z, len(indices))
+                pull, numbers = self.step(z)
                 loss = self.options.reversal.at(q) * pull
                 if (labelled := self.classify(z, indices)) is not None:
                     numbers["loss"] = labelled
@@ -104,7 +104,7 @@ class Member(Summing):
         for indices in images:
             with torch.no_grad():
                 z = self.features(indices)
-            self.discriminate(z, len(indices))
+            self.discriminate(z)
 
     def classify(self, z: Tensor, indices: Tensor) -> Tensor | None:
         """Cross entropy on the site's labels -> scalar; None if it has no labels."""
@@ -145,14 +145,14 @@ class Member(Summing):
             copy.pick_up(came)
         return copy
 
-    def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
+    def step(self, z: Tensor) -> tuple[Tensor, StepNumbers]:
         """Take one step of the discriminators -> the encoder's adversarial loss, and numbers.
 
         Only the gradient of this scalar loss has a meaning, not its value. The gradients of encoder
         and discriminators are both taken at z and DI before either changes.
         """
         pull = self.against(z)
-        return pull, self.discriminate(z, n)
+        return pull, self.discriminate(z)
 
     def against(self, z: Tensor) -> Tensor:
         """Let every discriminator pull at the features; its own weights do not move -> scalar."""
@@ -171,7 +171,7 @@ class Member(Summing):
         """Make one loss of the losses against each discriminator, by array name: here the mean."""
         return torch.stack(list(losses.values())).mean()
 
-    def discriminate(self, z: Tensor, n: int) -> StepNumbers:
+    def discriminate(self, z: Tensor) -> StepNumbers:
         """Take one step of every discriminator -> the numbers that the site reports."""
         each: dict[str, StepNumbers] = {}
         for name, copy in self.copies.items():
@@ -180,7 +180,7 @@ class Member(Summing):
             if not self.half.critic:
                 with torch.no_grad():
                     each[name]["discriminator-accuracy"] = accuracy(copy.DI(z), self.side)
-            copy.step(L_DI, n)
+            copy.step(L_DI, z)
         return self.reported(each)
 
     def reported(self, each: dict[str, StepNumbers]) -> StepNumbers:

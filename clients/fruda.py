@@ -65,12 +65,11 @@ class Measuring(dils.Pair):
             listening = self.listening(copies)
             for indices in self.whole_windows(options.steps):
                 for name, copy in copies.items():
-                    L_DI = discriminator_loss(
-                        half, copy.DI, z[name][indices], options.penalty, draws[name]
-                    )
+                    seen = z[name][indices]
+                    L_DI = discriminator_loss(half, copy.DI, seen, options.penalty, draws[name])
                     if name in listening:
                         listening[name].sends()
-                    copy.sync.put(flat_gradient(L_DI, copy.DI), len(indices))
+                    copy.sync.put(flat_gradient(L_DI, copy.DI), seen)
                 for copy in copies.values():
                     copy.move()
             for copy in copies.values():

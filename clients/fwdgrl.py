@@ -40,9 +40,9 @@ class Member(fdann.Member):
             copy.bounded = self.options.spectral
         self.points = self.generator("penalty")
 
-    def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
+    def step(self, z: Tensor) -> tuple[Tensor, StepNumbers]:
         """Take the critic's step first, then train the encoder against the new critic."""
-        numbers = self.discriminate(z, n)
+        numbers = self.discriminate(z)
         return self.against(z), numbers
 
     def deceive(self, DI: Discriminator, z: Tensor) -> Tensor:

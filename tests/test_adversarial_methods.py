@@ -1,5 +1,6 @@
 """What f-DANN, f-WDGRL and f-DAN have in common: windows, limits, discriminators that travel."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ from torch import Tensor
 from clients import fdann
 from clients.base import Client
 from clients.site.memory import Site, resident
+from clients.site.output_privacy import check_spread, check_window
 from clients.site.request import Exchange, Request
+from fedda import models
 from fedda.adversarial import discriminators, travelling
 from fedda.adversarial.discriminators import Discriminator, DiscriminatorConfig
 from fedda.adversarial.travelling import load_state, state_of, travelling_layout
 from fedda.config import LazyConfig
 from fedda.config.sections import validate
 from fedda.data import load_source
-from fedda.errors import Code, QuorumError, WireError
+from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.exchange import Group, LocalHost
 from fedda.settings import RunConfig
 from fedda.train import generator
 from fedda.wire.packing import Kind, pack
 from tests.adversarial_runs import METHODS, SETTINGS, run
-from tests.local_grid import EXAMPLES, SIDE, stop_after
+from tests.local_grid import EXAMPLES, SIDE, Bench, Node, stop_after
 
 
 @pytest.mark.slow
@@ -233,3 +236,43 @@ def test_a_discriminator_trains_on_at_another_site_bit_for_bit(
     fresh = state_of(there, carried, g[5])
     assert any(not torch.equal(fresh[n], arrived[n]) for n in fresh)
     assert float(arrived["step"]) == (0 if optimizer == "sgd" else before)
+
+
+SUMMING = ["dils", "fada", "fdan", "fdann", "fruda", "fwdgrl", "mdan"]
+
+
+@pytest.mark.parametrize("lit", [False, True])
+@pytest.mark.parametrize("method", SUMMING)
+def test_no_gradient_leaves_over_features_of_few_images(
+    domains: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    lit: bool,
+) -> None:
+    """A made encoder gives all images but one the same features; an honest one is not refused."""
+
+    def features(model: models.Model, x: Tensor) -> Tensor:
+        z = honest(model, x)
+        return z * (torch.arange(len(z)) == 0)[:, None] if lit else z
+
+    honest = models.Model.features
+    monkeypatch.setattr(models.Model, "features", features)
+    real = [n | {"reproducible": False, "state-dir": str(tmp_path / n["name"])} for n in domains]
+    bench = Bench(real, method, fada__layers__dropout=0.0)  # whose noise differs by image
+    with pytest.raises(FeddaError) if lit else nullcontext():
+        bench.round()
+    assert ("of the features' variance" in caplog.text) == lit
+
+
+def test_one_huge_feature_hides_no_image() -> None:
+    z = torch.randn(64, 6, generator=generator("huge"))
+    check_window(z, 6)
+    z[:, 0] *= 1e9
+    check_window(z, 6)
+    z[1:, 1:] = 0.0
+    check_spread(z, 6)
+    with pytest.raises(WireError, match=r"6 of 64 images have 8.% of .* may be 80% at most"):
+        check_window(z, 6)
+    check_window(torch.ones(64, 6), 6)  # of a network that died

@@ -72,6 +72,6 @@ def test_the_others_part_of_each_sum_is_heard_once(overlap: bool) -> None:
     lazy, heard = LazySync(Script([[4.0], [10.0], [3.0]]), "DI", 1, overlap=overlap), []
     lazy.heard = lambda g: heard.append(g.tolist())
     for own in (1.0, 3.0, 5.0):
-        lazy.step(torch.tensor([own]), 50)
+        lazy.step(torch.tensor([own]), torch.zeros(50, 1))
     lazy.settle()
     assert heard == [[4.0], [10.0], [3.0]]

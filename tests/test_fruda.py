@@ -337,7 +337,7 @@ def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
     DI = {n: Discriminator(16, (8,), seed_for(0, f"discriminator/{n}")) for n in names}
     data = {n["name"]: (load_target if n["name"] == "town" else load_source)(n["data"])
             for n in several}  # fmt: skip
-    steps = int(found["discriminator/anna/sync/counts"][0])
+    steps = int(found["discriminator/anna/sync/steps"])
     read = {
         name: windows.batches(windows.blocks(len(d), name, 2), 16, 1, seed_for(0, name), steps)
         for name, d in data.items()

@@ -49,6 +49,11 @@ def rows(values: list[Tensor | None]) -> list[list[float] | None]:
     return [None if v is None else v.tolist() for v in values]
 
 
+def seen(n: int) -> Tensor:
+    """The features of n examples."""
+    return torch.zeros(n, 1)
+
+
 # ---- windows -----------------------------------------------------------------------------------
 
 
@@ -56,7 +61,7 @@ def test_windows_by_hand() -> None:
     """Windows of two steps: own gradients 1, 3 and 5, 7; another site's means 4 and 10."""
     stream = Script([[4.0], [10.0]])
     lazy = LazySync(stream, "DI", 2)
-    found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0, 7.0, 9.0)]
+    found = [lazy.step(torch.tensor([g]), seen(50)) for g in (1.0, 3.0, 5.0, 7.0, 9.0)]
     # Step 2: G / p = (1 + 3) / 2 = 2, so (2 + 4) / 2 = 3 until step 4: (6 + 10) / 2 = 8.
     assert rows(found) == [None, [3.0], [3.0], [8.0], [8.0]]
     assert [s.tolist() for s in stream.sent] == [[2.0], [6.0]]
@@ -68,7 +73,7 @@ def test_two_groups_are_both_sent_before_either_sum_is_awaited() -> None:
     stream = Script([[4.0], [10.0]])
     groups = [LazySync(stream, name, 1) for name in ("a", "b")]
     for lazy, g in zip(groups, (2.0, 6.0), strict=True):
-        lazy.put(torch.tensor([g]), 50)
+        lazy.put(torch.tensor([g]), seen(50))
     assert stream.calls == ["send", "send"]
     assert rows([lazy.take() for lazy in groups]) == [[3.0], [8.0]]
     assert rows([lazy.take() for lazy in groups]) == [[3.0], [8.0]]  # nothing more is on its way
@@ -78,9 +83,9 @@ def test_overlap_by_hand() -> None:
     """What was sent at step 2 is used from step 4 on, and is received only then."""
     stream = Script([[4.0], [10.0]])
     lazy = LazySync(stream, "DI", 2, overlap=True)
-    found = [lazy.step(torch.tensor([g]), 50) for g in (1.0, 3.0, 5.0)]
+    found = [lazy.step(torch.tensor([g]), seen(50)) for g in (1.0, 3.0, 5.0)]
     assert rows(found) == [None, None, None] and stream.calls == ["send"]
-    found = [lazy.step(torch.tensor([g]), 50) for g in (7.0, 9.0, 11.0)]
+    found = [lazy.step(torch.tensor([g]), seen(50)) for g in (7.0, 9.0, 11.0)]
     assert rows(found) == [[3.0], [3.0], [8.0]]
     assert stream.calls == ["send", "receive", "send", "receive", "send"]
 
@@ -108,7 +113,7 @@ def test_applied_gradients_equal_the_twins(
         (torch.tensor(w, dtype=torch.float64)[:, 1:].sum(dim=(0, 1)) / p).tolist() for w in windows
     ]
     lazy = LazySync(Script(others), "DI", p, halves=halves, overlap=overlap)
-    found = [lazy.step(torch.tensor(step[0], dtype=torch.float64), 1) for step in gradients]
+    found = [lazy.step(torch.tensor(step[0], dtype=torch.float64), seen(1)) for step in gradients]
     expected = twin.applied(gradients, p, halves, overlap)
     for ours, theirs in zip(rows(found), expected, strict=True):
         assert (ours is None) == (theirs is None)
@@ -125,10 +130,10 @@ def test_gradients_are_copied_when_they_are_given() -> None:
     """The caller may change its tensor later, and the result has its device and precision."""
     lazy = LazySync(Script(), "DI", 2)
     g = torch.ones(1, dtype=torch.float64, requires_grad=True)
-    lazy.step(g, 1)
+    lazy.step(g, seen(1))
     with torch.no_grad():
         g.mul_(100)
-    found = lazy.step(torch.ones(1, dtype=torch.float64), 1)
+    found = lazy.step(torch.ones(1, dtype=torch.float64), seen(1))
     assert found is not None and found.tolist() == [0.5]
     assert found.dtype == torch.float64 and not found.requires_grad
 
@@ -157,7 +162,7 @@ def test_a_windows_mean_is_clipped_not_each_step() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 2, clip=3.0)
     for g in (8.0, -2.0, 9.0, 9.0):
-        lazy.step(torch.tensor([g]), 1)
+        lazy.step(torch.tensor([g]), seen(1))
     assert [s.tolist() for s in stream.sent] == [[3.0], [3.0]]
 
 
@@ -169,7 +174,7 @@ def test_each_half_is_clipped_by_itself_before_its_share_is_taken() -> None:
     sent = []
     for share, g in ((0.5, 10.0), (0.5, 10.0), (1.0, -10.0)):
         stream = Script()
-        LazySync(stream, "DI", 1, clip=6.0, share=share).step(torch.tensor([g]), 1)
+        LazySync(stream, "DI", 1, clip=6.0, share=share).step(torch.tensor([g]), seen(1))
         sent.append(stream.sent[0].item())
     assert sent == [3.0, 3.0, -6.0]
 
@@ -178,8 +183,8 @@ def test_it_counts_how_often_the_clip_binds_unless_noise_hides_that() -> None:
     lazy, noisy = (LazySync(Script(), "DI", 2, clip=3.0, noise=noise) for noise in (0.0, 0.1))
     assert lazy.clipped is None
     for g in (8.0, -2.0, 9.0, 9.0, 1.0, 1.0, 0.0, 6.1):  # means of 3, 9, 1 and 3.05
-        lazy.step(torch.tensor([g]), 1)
-        noisy.step(torch.tensor([g]), 1)
+        lazy.step(torch.tensor([g]), seen(1))
+        noisy.step(torch.tensor([g]), seen(1))
     assert lazy.clipped == 0.5
     assert noisy.clipped is None
 
@@ -201,8 +206,8 @@ def test_sent_gradients_have_noise_that_differs_between_sites() -> None:
     for _ in range(2):
         stream = Script()
         lazy = LazySync(stream, "DI", 2, clip=1.0, noise=1.0)
-        lazy.step(torch.tensor([0.0]), 1)
-        lazy.step(torch.tensor([0.0]), 1)
+        lazy.step(torch.tensor([0.0]), seen(1))
+        lazy.step(torch.tensor([0.0]), seen(1))
         sent += stream.sent
     assert sent[0] != 0 and sent[0] != sent[1]
 
@@ -222,7 +227,7 @@ def test_the_noise_of_sent_gradients_comes_from_no_torch_seed(
     stream = Script()
     lazy = LazySync(stream, "DI", 1, clip=2.0, noise=0.5)  # std = .5 * 2 = 1
     for _ in range(2):
-        lazy.step(torch.zeros(20_000), 1)
+        lazy.step(torch.zeros(20_000), seen(1))
     for sent in stream.sent:
         assert float(sent.std()) == pytest.approx(1.0, rel=0.02)
         assert abs(float(sent.mean())) < 0.03
@@ -234,11 +239,11 @@ def test_the_noise_of_sent_gradients_comes_from_no_torch_seed(
 def test_a_window_over_too_few_examples_is_not_sent() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 2, min_examples=256)
-    lazy.step(torch.tensor([1.0]), 128)
-    lazy.step(torch.tensor([1.0]), 128)  # 256 are enough
-    lazy.step(torch.tensor([1.0]), 128)
+    lazy.step(torch.tensor([1.0]), seen(128))
+    lazy.step(torch.tensor([1.0]), seen(128))  # 256 are enough
+    lazy.step(torch.tensor([1.0]), seen(128))
     with pytest.raises(ExchangeError, match=r"255 examples.*takes 256.*exchange\.p"):
-        lazy.step(torch.tensor([1.0]), 127)
+        lazy.step(torch.tensor([1.0]), seen(127))
     assert len(stream.sent) == 1
 
 
@@ -246,7 +251,7 @@ def test_a_window_over_too_few_examples_is_not_sent() -> None:
 def test_a_gradient_that_is_not_finite_is_not_sent(bad: float) -> None:
     stream = Script()
     with pytest.raises(NotFiniteError, match="learning rates"):
-        LazySync(stream, "DI", 1, clip=1.0).step(torch.tensor([bad]), 1)
+        LazySync(stream, "DI", 1, clip=1.0).step(torch.tensor([bad]), seen(1))
     assert stream.sent == []
 
 
@@ -263,17 +268,17 @@ def test_saving_and_restoring_at_any_step_changes_nothing(overlap: bool, p: int,
         return LazySync(Script(), "DI", p, overlap=overlap, min_examples=2 * p)
 
     whole = make()
-    expected = [whole.step(g, 2) for g in gradients]
+    expected = [whole.step(g, seen(2)) for g in gradients]
     first = make()
-    found = [first.step(g, 2) for g in gradients[:cut]]
+    found = [first.step(g, seen(2)) for g in gradients[:cut]]
     saved = {name: t.clone() for name, t in first.state().items()}
-    first.state()["counts"].fill_(99)  # changes a copy only
+    first.state()["steps"].fill_(99)  # changes a copy only
     second = make()
     second.restore(saved)
     if cut:
         for t in saved.values():
             t.fill_(7)  # `restore` has made copies
-    found += [second.step(g, 2) for g in gradients[cut:]]
+    found += [second.step(g, seen(2)) for g in gradients[cut:]]
     assert second.steps == 11
     assert rows(found) == rows(expected)
 
@@ -281,12 +286,12 @@ def test_saving_and_restoring_at_any_step_changes_nothing(overlap: bool, p: int,
 def test_state_waits_only_once_for_a_gradient_on_its_way() -> None:
     stream = Script()
     lazy = LazySync(stream, "DI", 1, overlap=True)
-    assert set(lazy.state()) == {"counts"}
-    lazy.step(torch.tensor([2.0]), 1)
+    assert set(lazy.state()) == {"steps"}
+    lazy.step(torch.tensor([2.0]), seen(1))
     assert lazy.state()["arrived"].tolist() == [1.0]
     assert stream.calls == ["send", "receive"]
-    assert set(lazy.state()) == {"counts", "arrived"} and len(stream.calls) == 2
-    found = lazy.step(torch.tensor([4.0]), 1)
+    assert set(lazy.state()) == {"steps", "arrived"} and len(stream.calls) == 2
+    found = lazy.step(torch.tensor([4.0]), seen(1))
     assert found is not None and found.tolist() == [1.0]  # that of step 1
 
 
@@ -295,7 +300,7 @@ def test_an_earlier_g_sync_is_used_until_there_is_another(overlap: bool) -> None
     lazy = LazySync(Script(), "DI", 2, overlap=overlap)
     assert lazy.latest is None
     lazy.begin(torch.tensor([9.0]))
-    found = [lazy.step(torch.tensor([g]), 1) for g in (2.0, 4.0, 6.0, 8.0)]
+    found = [lazy.step(torch.tensor([g]), seen(1)) for g in (2.0, 4.0, 6.0, 8.0)]
     # Windows of mean 3 and 7, halved; with overlap the first is used from step 4 on.
     assert rows(found) == ([[9.0]] * 3 + [[1.5]] if overlap else [[9.0], [1.5], [1.5], [3.5]])
     lazy.settle()
@@ -355,7 +360,7 @@ def side(
             encoder.zero_grad()
             discriminators.mapping_loss(half, DI, z).backward()
             encoder.step()
-        g_sync = lazy.step(g, len(batch))
+        g_sync = lazy.step(g, z)
         if g_sync is not None:
             discriminators.set_gradient(DI, g_sync)
             discriminator.step()

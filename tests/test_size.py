@@ -16,7 +16,7 @@ BUDGETS = {
     "clients/shared": 575,
     "clients/site": 2_375,
     "fedda": 1_050,
-    "fedda/adversarial": 400,
+    "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_775,
     "fedda/config": 400,

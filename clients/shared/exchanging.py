@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 
@@ -98,6 +99,7 @@ class Summing(Client):
             noise=max(config.noise, self.site.noise),
             share=share,
             min_examples=least,
+            spread=partial(self.spread, summed=True),
         )
 
     def windows(self, first: int, count: int) -> Iterator[Tensor]:

@@ -44,18 +44,14 @@ class Copy:
         """Make a new one for d features; the same seed gives the same network."""
         return cls(Discriminator(d, network.hidden, seed).to(device), network, sync)
 
-    def step(self, loss: Tensor, examples: int) -> None:
+    def step(self, loss: Tensor, z: Tensor) -> None:
         """Put this step's gradient into the buffer, then move by the latest synchronised gradient.
 
         Args:
             loss: this site's half; its gradient never moves this copy by itself.
-            examples: how many examples the loss is over.
+            z: (N, d) the features that the loss is over.
         """
-        self.apply(flat_gradient(loss, self.DI), examples)
-
-    def apply(self, g: Tensor, examples: int) -> None:
-        """Do the same as `step`, for a gradient (P,) that is already computed."""
-        self.sync.put(g, examples)
+        self.sync.put(flat_gradient(loss, self.DI), z)
         self.move()
 
     def move(self) -> None:
@@ -101,9 +97,9 @@ class Witness:
     def __init__(self, sync: LazySync) -> None:
         self.sync = sync
 
-    def step(self, g: Tensor, examples: int) -> Tensor | None:
-        """Put this site's mean embedding (2M,) into the buffer -> w, None before the first sum."""
-        g_sync = self.sync.step(g, examples)
+    def step(self, g: Tensor, z: Tensor) -> Tensor | None:
+        """Put the mean embedding (2M,) of z into the buffer -> w, None before the first sum."""
+        g_sync = self.sync.step(g, z)
         return None if g_sync is None else fourier.witness(g_sync)
 
     def pick_up(self, came: Packed, device: torch.device) -> None:

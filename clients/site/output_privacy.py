@@ -21,6 +21,7 @@ from fedda.wire import ANSWERS, DIGITS, EXACT, WHOLE, Number, Rule
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
+UNEVEN = 0.8  # of honest features a tenth of the images had .5 of the variance at most
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 
 
@@ -129,27 +130,42 @@ def check_answers(p: Tensor, least: int) -> None:
         )
 
 
-def check_spread(z: Tensor, least: int) -> None:
+def check_spread(z: Tensor, least: int, most: float = 0.5) -> None:
     """Check that a model's features of a site's images differ, and not in a few images alone.
 
     Args:
         z: (N, d) the features.
-        least: the `least` images farthest from the mean, but at most a tenth of all, may not have
-            more of the features' variance than all others together.
+        least: the `least` images farthest from the mean, but at most a tenth of all, are few.
+        most: the share of the features' variance that they may have; by default no more than all
+            others together.
 
     Raises:
-        WireError: they do, or the features are all equal, so that a number about the features'
-            clusters would be about few images.
+        WireError: they have more, or the features are all equal, so that what leaves would be
+            about few images.
     """
     far = ((z - z.mean(dim=0)) ** 2).sum(dim=1).double()
     few = max(1, min(least, len(z) // 10))
     share = float(far.topk(few).values.sum() / far.sum().clamp_min(1e-300))
-    if not 0 < share <= 0.5:
+    if not 0 < share <= most:
         raise WireError(
-            f"In a model to compare, {few} of {len(z)} images have {share:.0%} of the features' "
-            "variance, so the comparison would be about few images; it may be 50% at most, and "
-            "more than 0. Training has failed, or the model was made to read images."
+            f"With the server's model {few} of {len(z)} images have {share:.0%} of the features' "
+            f"variance, so what leaves would be about few images; it may be {most:.0%} at most, "
+            "and more than 0. Training has failed, or the model was made to read images."
         )
+
+
+def check_window(z: Tensor, least: int) -> None:
+    """Check the features (N, d) that a sum of gradients is computed from, as `check_spread` does.
+
+    Each is taken in units of its own spread, so that one huge feature hides no others. Equal ones,
+    as of a network that died, tell of no image, and features of texts are uneven by themselves.
+
+    Raises:
+        WireError: few images have more of the variance than `UNEVEN`.
+    """
+    if (z != z[0]).any():
+        z = z.double() - z.double().mean(dim=0)
+        check_spread(z / z.norm(dim=0).clamp_min(1e-300), least, UNEVEN)
 
 
 def predicted(p: Tensor, least: int) -> int | None:

@@ -13,10 +13,11 @@ Every site applies the latest g_sync in every step, also between exchanges, and 
 copies that start equal stay equal. With overlap, a sum travels while the next window is computed,
 and is used from the last step of that window on: one window later, but no site waits for it.
 
-A gradient over few examples reveals their features. So a window over too few examples is never
-sent. G / p is clipped in length and may carry noise; after that it is multiplied by the share that
-this site's half has in its side of the loss, 1/K for one of K sources. So the same length is left
-to each half, and clipping does not let the sources outweigh the target.
+A gradient over few examples reveals their features, and so does one over many if all but a few
+have the same features. So a window over too few examples is never sent, nor one that `spread`
+refuses. G / p is clipped in length and may carry noise; after that it is multiplied by the share
+that this site's half has in its side of the loss, 1/K for one of K sources. So the same length is
+left to each half, and clipping does not let the sources outweigh the target.
 """
 
 import math
@@ -88,6 +89,7 @@ class LazySync:
         noise: on that gradient, in units of `clip`.
         share: what the clipped gradient is multiplied by before it is sent.
         min_examples: that a window must be over, counted over its p steps.
+        spread: called with a window's features (N, d) before its gradient is sent; it may refuse.
         draws: of the noise, for tests; by default the noise cannot be repeated (`protect`).
 
     Attributes:
@@ -106,6 +108,7 @@ class LazySync:
         noise: float = 0.0,
         share: float = 1.0,
         min_examples: int = 1,
+        spread: Callable[[Tensor], object] = len,
         draws: torch.Generator | None = None,
     ) -> None:
         assert p >= 1 and halves >= 1
@@ -121,10 +124,11 @@ class LazySync:
         self._share = share
         self._sums, self._clipped = 0, 0
         self._min_examples = min_examples
+        self._spread = spread
         self._draws = draws
         self._n = 0
-        self._examples = 0
         self._buffer: Tensor | None = None
+        self._z: Tensor | None = None  # the features that the buffer is computed from
         self._g_sync: Tensor | None = None
         self._arrived: Tensor | None = None  # g_sync that only the next sync-up step may use
         self._travelling = False
@@ -145,33 +149,34 @@ class LazySync:
         """
         return None if self._noise or not self._sums else self._clipped / self._sums
 
-    def step(self, g: Tensor, examples: int) -> Tensor | None:
+    def step(self, g: Tensor, z: Tensor) -> Tensor | None:
         """Lines 5 and 8 to 11: buffer this step's gradient -> g_sync (P,), None before the first.
 
         Args:
             g: (P,), on any device.
-            examples: how many examples g is over.
+            z: (N, d) the features of the examples that g is over.
 
         Raises:
             ExchangeError: the window is over too few examples, or the exchange ended.
+            WireError: a few examples alone have most of the features' variance.
             NotFiniteError: the window's gradient is not finite.
         """
-        self.put(g, examples)
+        self.put(g, z)
         return self.take()
 
-    def put(self, g: Tensor, examples: int) -> None:
+    def put(self, g: Tensor, z: Tensor) -> None:
         """Begin a step: buffer its gradient, and in a sync-up step send the buffer.
 
         A site of several groups begins its step in each before it takes any sum, so that it waits
         once for all and not once per group. Arguments and errors are those of `step`.
         """
-        g = g.detach()
+        g, z = g.detach(), z.detach()
         self._buffer = g.clone() if self._buffer is None else self._buffer + g
-        self._examples += examples
+        self._z = z if self._z is None else torch.cat([self._z, z])
         self._n += 1
         if self._n % self.p == 0:
-            self._send(self._buffer)
-            self._buffer, self._examples = None, 0
+            self._send(self._buffer, self._z)
+            self._buffer = self._z = None
 
     def take(self) -> Tensor | None:
         """End the step, without overlap by waiting for the sum -> g_sync (P,) as from `step`."""
@@ -180,10 +185,10 @@ class LazySync:
             self._travelling = False
         return self._g_sync
 
-    def _send(self, G: Tensor) -> None:
-        if self._examples < self._min_examples:
+    def _send(self, G: Tensor, z: Tensor) -> None:
+        if len(z) < self._min_examples:
             raise ExchangeError(
-                f"A sum of gradients over {self._examples} examples would have left this site, but "
+                f"A sum of gradients over {len(z)} examples would have left this site, but "
                 f"it takes {self._min_examples}: fewer reveal their features. Raise exchange.p or "
                 "train.batch-size."
             )
@@ -193,6 +198,7 @@ class LazySync:
             raise NotFiniteError(
                 "The discriminator's gradient is not finite; lower the learning rates."
             )
+        self._spread(z)
         self._sums += 1
         self._clipped += bool(self._clip) and length > self._clip
         mean = self._share * protect(mean, self._clip, self._noise, self._draws)
@@ -202,7 +208,7 @@ class LazySync:
             self.settle()
             if self._arrived is not None:
                 self._g_sync, self._arrived = self._arrived.to(G), None
-        self.stream.send(self.group, frame, self._examples)
+        self.stream.send(self.group, frame, len(z))
         self._own = frame if self.heard else None
         self._travelling = True
 
@@ -235,15 +241,15 @@ class LazySync:
         Training that stops here and goes on elsewhere from this state gives the same result.
         """
         self.settle()
-        tensors = {"buffer": self._buffer, "sync": self._g_sync, "arrived": self._arrived}
-        present = {name: t.cpu().clone() for name, t in tensors.items() if t is not None}
-        return {"counts": torch.tensor([self._n, self._examples])} | present
+        tensors = {"buffer": self._buffer, "features": self._z, "sync": self._g_sync}
+        tensors |= {"steps": torch.tensor(self._n), "arrived": self._arrived}
+        return {name: t.cpu().clone() for name, t in tensors.items() if t is not None}
 
     def restore(self, state: Mapping[str, Tensor], device: Any = "cpu") -> None:
         """Go on from an earlier `state`."""
-        self._n, self._examples = (int(n) for n in state["counts"])
+        self._n = int(state["steps"])
         tensors = {name: t.to(device, copy=True) for name, t in state.items()}
-        self._buffer = tensors.get("buffer")
+        self._buffer, self._z = tensors.get("buffer"), tensors.get("features")
         self._g_sync = tensors.get("sync")
         self._arrived = tensors.get("arrived")
         self._travelling = False

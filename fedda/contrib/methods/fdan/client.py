@@ -41,12 +41,12 @@ class Member(fdann.Member):
             witness.pick_up(came, self.device)
         return witness
 
-    def step(self, z: Tensor, n: int) -> tuple[Tensor, StepNumbers]:
+    def step(self, z: Tensor) -> tuple[Tensor, StepNumbers]:
         """Send mean embeddings, get witnesses; with p = 1 these already include this step."""
         g = fourier.half_gradient(z, self.W, self.side)
         pull, mmd = z.sum() * 0, z.new_zeros(())  # zero before the first sum
         for witness in self.copies.values():
-            w = witness.step(g, n)
+            w = witness.step(g, z)
             if w is not None:
                 loss = fourier.mapping_loss(z, self.W, w, self.side)
                 pull = pull + loss / len(self.copies)
