@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clients import fdann
 from clients.base import Client
+from clients.site import output_privacy
 from clients.site.memory import Site, resident
 from clients.site.output_privacy import check_spread, check_window
 from clients.site.request import Exchange, Request
@@ -264,6 +265,14 @@ def test_no_gradient_leaves_over_features_of_few_images(
     with pytest.raises(FeddaError) if lit else nullcontext():
         bench.round()
     assert ("of the features' variance" in caplog.text) == lit
+
+
+def test_through_a_sites_own_noise_no_refusal_tells_of_its_images(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_privacy, "check_window", lambda *_: pytest.fail("asked"))
+    real = [n | {"reproducible": False, "state-dir": str(tmp_path / n["name"])} for n in domains]
+    Bench([n | {"noise": 1.0} for n in real], "fdann").round()
 
 
 def test_one_huge_feature_hides_no_image() -> None:

@@ -255,6 +255,13 @@ def test_a_gradient_that_is_not_finite_is_not_sent(bad: float) -> None:
     assert stream.sent == []
 
 
+def test_through_noise_nobody_hears_of_a_gradient_that_is_not_finite() -> None:
+    """A refusal would tell one bit of one example, however large the noise."""
+    stream = Script()
+    LazySync(stream, "DI", 1, clip=1.0, noise=0.5).step(torch.tensor([math.nan]), seen(1))
+    assert np.isfinite(stream.sent).all() and len(stream.sent) == 1
+
+
 # ---- saved and restored ------------------------------------------------------------------------
 
 

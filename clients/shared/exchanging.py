@@ -99,7 +99,8 @@ class Summing(Client):
             noise=max(config.noise, self.site.noise),
             share=share,
             min_examples=least,
-            spread=partial(self.spread, summed=True),
+            # Through noise a refusal would tell of single images.
+            spread=len if self.site.noise else partial(self.spread, summed=True),
         )
 
     def windows(self, first: int, count: int) -> Iterator[Tensor]:

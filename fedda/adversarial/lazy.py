@@ -159,7 +159,7 @@ class LazySync:
         Raises:
             ExchangeError: the window is over too few examples, or the exchange ended.
             WireError: a few examples alone have most of the features' variance.
-            NotFiniteError: the window's gradient is not finite.
+            NotFiniteError: the window's gradient is not finite, and carries no noise.
         """
         self.put(g, z)
         return self.take()
@@ -195,9 +195,11 @@ class LazySync:
         mean = G / self.p
         length = float(mean.norm())
         if not math.isfinite(length):
-            raise NotFiniteError(
-                "The discriminator's gradient is not finite; lower the learning rates."
-            )
+            if not self._noise:
+                raise NotFiniteError(
+                    "The discriminator's gradient is not finite; lower the learning rates."
+                )
+            mean = torch.zeros_like(mean)  # a refusal would tell of one example, through any noise
         self._spread(z)
         self._sums += 1
         self._clipped += bool(self._clip) and length > self._clip
