@@ -12,7 +12,7 @@ import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
@@ -55,7 +55,7 @@ class Signed(httpx.Auth):
         self._key = key
         self._public = base64.b64encode(keys.pem(key.public_key())).decode()
 
-    def auth_flow(self, request: httpx.Request) -> Iterator[httpx.Request]:
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         stamp = datetime.now(UTC).isoformat()
         request.headers["flwr-public-key"] = self._public
         request.headers["flwr-timestamp"] = stamp
