@@ -3,6 +3,7 @@
 An import of them takes three seconds of a processor. This is multiprocessing's own fork server.
 """
 
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -47,7 +48,8 @@ class Child:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

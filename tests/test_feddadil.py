@@ -247,7 +247,7 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
         bench.grid.offline = {"bert"}
         return []
 
-    bench = Bench(domains, "feddadil", {"bert": leave}, **{"wait.train": 0.3})
+    bench = Bench(domains, "feddadil", {"bert": leave}, **{"wait.train": 3})
     assert isinstance(bench.strategy, FedDaDiL)
     bench.strategy.has_encoder.update(bench.grid.nodes)
     bench.round()

@@ -130,7 +130,7 @@ def test_a_target_that_fails_does_not_end_the_run_and_may_come_again(
         grid.offline.discard("far")
 
     run = Open(line, tmp_path)
-    tries = {"wait.tries": 1, "wait.train": 0.5}
+    tries = {"wait.tries": 1, "wait.train": 3}
     run.go(joins("far"), script={"far": silent}, settings=tries)
     assert run.trained == ["near"] and [site for site, _ in run.said("left out")] == ["far"]
     run.go(back, script={"far": silent}, settings=tries | {"run.resume": True})

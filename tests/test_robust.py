@@ -226,7 +226,7 @@ def test_a_round_waits_for_as_many_sources_as_the_rule_needs(
     domains: list[Node], tmp_path: Path
 ) -> None:
     place = {"run.dir": str(tmp_path), "method": "fedavg", "run.baseline": ""}
-    settings = place | {"guard.mean": "median", "wait.tries": 1, "wait.train": 0.5}
+    settings = place | {"guard.mean": "median", "wait.tries": 1, "wait.train": 3}
     with pytest.raises(QuorumError, match="2 sources are left in this round"):
         run(domains, settings, script={"anna": never})
 
