@@ -12,9 +12,8 @@ import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -41,9 +40,8 @@ WAIT_S = 10  # for how long a server may hold a request for work until there is 
 # Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
 # with a new handshake.
 IDLE_S = 60.0
-TIMEOUT_S = 30.0
+TIMEOUT_S, BEAT_TIMEOUT_S = 30.0, 5.0  # of a call, and of a heartbeat, which is soon repeated
 MEDIA = dict.fromkeys(("content-type", "accept"), "application/protobuf")
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 A = TypeVar("A", bound=Answer)
 
@@ -195,20 +193,18 @@ class Fleet:
         """Begin a session -> this node's id; only this request says what the site is."""
         request = fleet.ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT_S)
         said = {OFFERS: self._offers} if self._offers else {}
-        return self._ask("activate-node", request, fleet.ActivateNodeResponse, said).node_id
+        answer = self._ask("activate-node", request, fleet.ActivateNodeResponse, headers=said)
+        return answer.node_id
 
     def _deactivate(self, node_id: int) -> None:
         request = fleet.DeactivateNodeRequest(node_id=node_id)
         self._ask("deactivate-node", request, fleet.DeactivateNodeResponse)
 
-    def _ask(
-        self, call: str, request: Any, answer: type[A], headers: Mapping[str, str] = NO_HEADERS
-    ) -> A:
-        """Make one call, whose failure is one of `failures`."""
+    def _ask(self, call: str, request: Any, answer: type[A], **more: Any) -> A:
+        """Make one call, whose failure is one of `failures`; `more` is for httpx."""
 
         def post(request: Any) -> A:
-            said = request.SerializeToString()
-            response = self._client.post(call, content=said, headers=headers)
+            response = self._client.post(call, content=request.SerializeToString(), **more)
             response.raise_for_status()
             return answer.FromString(response.content)
 
@@ -221,7 +217,8 @@ class Fleet:
         )
         while not self._ended.is_set():
             try:
-                if not self._ask("send-node-heartbeat", request, heard).success:
+                answer = self._ask("send-node-heartbeat", request, heard, timeout=BEAT_TIMEOUT_S)
+                if not answer.success:
                     self._lost = SessionLost()
             except Unreachable:
                 self._ended.wait(1.0)
