@@ -475,6 +475,22 @@ def test_a_server_that_refuses_to_hand_out_work_is_asked_again_later() -> None:
         node.receive()
 
 
+def test_a_heartbeat_that_is_not_answered_is_soon_sent_again() -> None:
+    """The server calls a site dead that is not heard of for a minute."""
+    node, waits = Fleet.__new__(Fleet), list[float]()
+    node._node, node._lost, node._ended = {"node_id": NODE}, None, threading.Event()
+
+    def post(*_: object, timeout: float, **__: object) -> None:
+        waits.append(timeout)
+        if len(waits) == 2:
+            node._ended.set()
+        raise httpx.ReadTimeout("timed out")
+
+    node._client = SimpleNamespace(post=post)  # type: ignore[assignment]
+    node._beat()
+    assert waits == [5.0, 5.0] and node._lost is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_session_politely(
