@@ -24,7 +24,7 @@ from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
-from fedda.flower import Run, TaskIdentity
+from fedda.flower import TaskIdentity
 from fedda.halves import load
 from fedda.ops import keys
 from fedda.ops.engines import check_engine
@@ -64,11 +64,11 @@ class LocalGrid(Grid):
         self._open: dict[str, Message] = {}
         _identify()
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Nothing to set: there is one run."""
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         raise NotImplementedError("a local grid has no Flower run")
 
     def create_message(

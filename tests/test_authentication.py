@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedda import __version__
 from fedda.cli.client import _default_name
 from fedda.cli.keys import app
 from fedda.errors import RunError
-from fedda.flower import PROTOBUF_REQUEST_TYPES, fleet_pb2
+from fedda.flower import fleet_pb2
 from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS, Refusal, offers
@@ -116,8 +117,8 @@ def test_signatures_that_are_too_old_are_forgotten_before_they_are_many() -> Non
 
 def test_every_request_of_flwrs_fleet_api_says_from_which_site_it_comes() -> None:
     """Else a signed request could be another site's."""
-    for name in FLEET:
-        request = PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"]
+    for name, request in FLEET.items():
+        assert request is PROTOBUF_REQUEST_TYPES["POST", f"{FLEET_PREFIX}{name}"]
         fields = {field.name for field in request.DESCRIPTOR.fields}
         own = {"public_key"} if name in ("register-node", "activate-node") else {"node", "node_id"}
         assert fields & own, name

@@ -33,7 +33,6 @@ PLACES = flower._places()
 
 # What we use of a name beyond its being there: attributes of it, and parameters "(name)".
 USED = {
-    "ControlHttpClient": "ListNodes RegisterNode UnregisterNode ListRuns StartRun StopRun close",
     "message_from_proto": "(message_proto)",
 }
 
@@ -110,7 +109,7 @@ def test_what_is_gone_is_named_with_its_users() -> None:
         flower.fleet_pb2, "DESCRIPTOR"
     )
     assert "PullMessagesRequest" in READ["fleet_pb2"]
-    assert "server/superlink/fab_unpack.py" in USERS["FlowerError"]
+    assert "server/superlink/fab_unpack.py" in USERS["get_project_dir"]
 
 
 # ---- one place --------------------------------------------------------------------------------

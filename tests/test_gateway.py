@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedda.errors import KeyFileError, RunError
 from fedda.ops import certificate, keys
@@ -461,6 +463,39 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(
     assert counted["routes"]["/v1/fleet/pull-messages"]["errors"] == 1
     assert counted["refused"] >= 40
     hub.start_server()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (httpx.Response(403, json={"detail": "not ours"}), r"\(HTTP 403\): not ours$"),
+        (httpx.Response(404, text="nothing here"), r"\(HTTP 404\): nothing here$"),
+        (httpx.Response(500, json=["odd"]), r'\(HTTP 500\): \["odd"\]$'),
+        (httpx.Response(200, text="<html>"), "another program.*--admin-port"),
+    ],
+)
+def test_an_operator_is_told_why_a_server_refuses(answer: httpx.Response, told: str) -> None:
+    asked = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        asked.append(("POST", request.url.path))
+        return answer
+
+    transport = httpx.MockTransport(serve)
+    address = "http://hub:8000/v1/control/"
+    with control.Control("hub:8000", None) as client:
+        assert str(client._client.base_url) == address
+        client._client.close()
+        client._client = httpx.Client(base_url=address, transport=transport)
+        calls: list[Callable[[], object]] = [
+            *(client.sites, lambda: client.unregister(1)),
+            *(lambda: client.run_state(1), lambda: client.stop_run(1)),
+            lambda: client.register(ec.generate_private_key(keys.CURVE).public_key(), "a"),
+        ]
+        for call in calls:
+            with pytest.raises(RunError, match=told):
+                call()
+    assert {*asked} <= PROTOBUF_REQUEST_TYPES.keys() and len({*asked}) == len(calls)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
     encode_dss_signature,
 )
 
-from fedda.flower import PROTOBUF_REQUEST_TYPES, fleet_pb2
+from fedda.flower import fleet_pb2
 from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
@@ -162,8 +162,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 def requests(node_id: int, public: bytes) -> dict[str, bytes]:
     """A well-formed body for each route of the Fleet API."""
     made = {}
-    for name in FLEET:
-        request: Any = PROTOBUF_REQUEST_TYPES["POST", f"/v1/fleet/{name}"]()
+    for name, kind in FLEET.items():
+        request: Any = kind()
         fields = {field.name for field in request.DESCRIPTOR.fields}
         if "node" in fields:
             request.node.node_id = node_id
@@ -241,7 +241,7 @@ def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub, frames: int) ->
     honest = requests(site.id, keys.pem(site.key.public_key()))
     seen: Counter[int] = Counter()
     for _ in range(frames - strange):
-        name = draw.choice(FLEET)
+        name = draw.choice(list(FLEET))
         body = mutated(draw, honest[name])
         status, _ = site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))
         assert status < 500, (name, body)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from flwr.cli.install import install_from_fab
 from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+from starlette.exceptions import HTTPException
 
 from fedda import flower
 from fedda.ops import bundle
@@ -105,7 +106,7 @@ def test_only_this_installations_own_program_is_run(
     if not odd:
         started(made.getvalue())
         return
-    with pytest.raises(flower.FlowerError, match=odd):
+    with pytest.raises(HTTPException, match=odd):
         started(made.getvalue())
     assert not home.exists()
 
@@ -116,5 +117,5 @@ def test_of_two_files_of_one_name_none_is_run(home: Path, tmp_path: Path) -> Non
         own = packed.read("server/app.py")
     with zipfile.ZipFile(content, "a") as packed, pytest.warns(UserWarning, match="Duplicate"):
         packed.writestr("server/app.py", own)
-    with pytest.raises(flower.FlowerError, match=r"differs in server/app.py"):
+    with pytest.raises(HTTPException, match=r"differs in server/app.py"):
         started(content.getvalue())

@@ -10,7 +10,6 @@ itself, and raises the exceptions of `failures`.
 import base64
 import contextlib
 import logging
-import ssl
 import threading
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from google.protobuf.message import Message as Answer
 from fedda import flower
 from fedda.errors import KeyFileError
 from fedda.flower import fleet_pb2 as fleet
-from fedda.flower import heartbeat_pb2
+from fedda.flower import heartbeat_pb2, http_api
 from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.refusal import OFFERS
@@ -40,8 +39,7 @@ WAIT_S = 10  # for how long a server may hold a request for work until there is 
 # Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
 # with a new handshake.
 IDLE_S = 60.0
-TIMEOUT_S, BEAT_TIMEOUT_S = 30.0, 5.0  # of a call, and of a heartbeat, which is soon repeated
-MEDIA = dict.fromkeys(("content-type", "accept"), "application/protobuf")
+BEAT_TIMEOUT_S = 5.0  # of a heartbeat, which is soon repeated
 
 A = TypeVar("A", bound=Answer)
 
@@ -105,16 +103,15 @@ class Fleet:
         self._self_registered = key is None
         self.key = ec.generate_private_key(keys.CURVE) if key is None else key
         self._public = keys.pem(self.key.public_key())
-        authorities = not insecure and _authorities(root_certificates)
-        self._client = httpx.Client(
-            base_url=f"http{'s' * (not insecure)}://{address}/v1/fleet/",
+        self._client = http_api.client(
+            *(address, "fleet"),
+            insecure=insecure,
+            authority=root_certificates,
             auth=Signed(self.key),
-            verify=authorities,
-            timeout=TIMEOUT_S,
             limits=httpx.Limits(keepalive_expiry=IDLE_S),
             # The version of the library is left out. A server of Flower's own does not know
             # `prefer`, and answers at once; so do other calls.
-            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}", **MEDIA},
+            headers={"user-agent": "fedda", "prefer": f"wait={WAIT_S}"},
             event_hooks={"response": [self._note]},
         )
         self._lost: Exception | None = None
@@ -202,13 +199,7 @@ class Fleet:
 
     def _ask(self, call: str, request: Any, answer: type[A], **more: Any) -> A:
         """Make one call, whose failure is one of `failures`; `more` is for httpx."""
-
-        def post(request: Any) -> A:
-            response = self._client.post(call, content=request.SerializeToString(), **more)
-            response.raise_for_status()
-            return answer.FromString(response.content)
-
-        return ask(post, request)
+        return ask(lambda sent: http_api.call(self._client, call, sent, answer, **more), request)
 
     def _beat(self) -> None:
         heard = heartbeat_pb2.SendNodeHeartbeatResponse
@@ -237,21 +228,3 @@ class Fleet:
                     self._on_lost()
                 return
             self._ended.wait(BEAT_EVERY_S)
-
-
-def _authorities(certificate: bytes | None) -> ssl.SSLContext:
-    """Trust the server's own authority, or, without its certificate, the system's.
-
-    Raises:
-        KeyFileError: it is not a certificate.
-    """
-    if certificate is None:
-        return httpx.create_ssl_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(cadata=certificate.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError) as error:
-        raise KeyFileError(
-            "the file given with --ca is not a PEM certificate: give the ca.crt of the server"
-        ) from error
-    return context

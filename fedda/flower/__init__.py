@@ -27,15 +27,10 @@ TRACING_LAYER = "RuntimeTracingMiddleware"  # of the server of 1.41; 1.42 has no
 if TYPE_CHECKING:
     from flwr.app.message import make_message
     from flwr.cli.build import build_fab_from_disk
-    from flwr.cli.config_utils import get_fab_metadata
     from flwr.common.config import get_project_dir
     from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
     from flwr.common.serde import message_from_proto
     from flwr.proto import control_pb2, fleet_pb2, heartbeat_pb2, node_pb2
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.error import ApiErrorCode, FlowerError
-    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-    from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
     from flwr.superlink.config_loader import SuperLinkLifespanConfig, load_control_authn_plugin

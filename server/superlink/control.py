@@ -3,7 +3,8 @@
 Only a program on the server's own machine reaches this API; see `gateway`.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any, Self, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.message import DecodeError, Message
 
 from fedda import flower
 from fedda.errors import KeyFileError, RunError
+from fedda.flower import control_pb2 as api
+from fedda.flower import http_api
 from fedda.ops import certificate, keys
 from fedda.ops.proxies import loopback_is_direct
 
@@ -22,8 +26,7 @@ from .registered import RegisteredKey, write
 # What Flower calls the types of settings.
 SCALARS = {bool: "bool", int: "sint64", float: "double", str: "string"}
 
-Q = TypeVar("Q")
-A = TypeVar("A")
+A = TypeVar("A", bound=Message)
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,8 @@ class Control:
         """Talk to host:port over TLS with the authority's certificate, or without one in HTTP."""
         self.address = address
         loopback_is_direct()
-        self._client = flower.ControlHttpClient.from_server_address(
-            address,
-            ca is None,
-            None if ca is None else certificate.pem(ca),
-            interceptors=[],
-        )
+        authority = None if ca is None else certificate.pem(ca)
+        self._client = http_api.client(address, "control", insecure=ca is None, authority=authority)
 
     def __enter__(self) -> Self:
         return self
@@ -84,7 +83,7 @@ class Control:
 
     def sites(self) -> list[ControlledSite]:
         """Every site with a valid registration."""
-        answer = self._ask(self._client.ListNodes, flower.control_pb2.ListNodesRequest())
+        answer = self._ask("list-nodes", api.ListNodesRequest(), api.ListNodesResponse)
         return [
             ControlledSite(node.node_id, node.name, node.status == "online", node.public_key)
             for node in answer.nodes_info
@@ -93,13 +92,13 @@ class Control:
 
     def register(self, key: ec.EllipticCurvePublicKey, name: str) -> int:
         """Admit a key and return its node id."""
-        request = flower.control_pb2.RegisterNodeRequest(public_key=keys.pem(key), name=name)
-        return self._ask(self._client.RegisterNode, request).node_id
+        request = api.RegisterNodeRequest(public_key=keys.pem(key), name=name)
+        return self._ask("register-node", request, api.RegisterNodeResponse).node_id
 
     def unregister(self, node_id: int) -> None:
         """Refuse a site from now on."""
-        request = flower.control_pb2.UnregisterNodeRequest(node_id=node_id)
-        self._ask(self._client.UnregisterNode, request)
+        request = api.UnregisterNodeRequest(node_id=node_id)
+        self._ask("unregister-node", request, api.UnregisterNodeResponse)
 
     def start_run(self, app: Path, run_config: Mapping[str, Any]) -> int:
         """Start a run of the Flower app in a folder, as `flwr run` does -> Flower's id of the run.
@@ -114,16 +113,16 @@ class Control:
         content = flower.build_fab_from_disk(app)
         fab: Any = {"hash_str": sha256(content).hexdigest(), "content": content}
         settings: Any = {name: {SCALARS[type(value)]: value} for name, value in run_config.items()}
-        request = flower.control_pb2.StartRunRequest(fab=fab, override_config=settings)
-        answer = self._ask(self._client.StartRun, request)
+        request = api.StartRunRequest(fab=fab, override_config=settings)
+        answer = self._ask("start-run", request, api.StartRunResponse)
         if not answer.HasField("run_id"):
             raise RunError(f"the server at {self.address} did not start the run: {answer.note}")
         return answer.run_id
 
     def run_state(self, run_id: int) -> RunState:
         """How far a run is."""
-        request = flower.control_pb2.ListRunsRequest(run_id=run_id)
-        runs = self._ask(self._client.ListRuns, request).run_dict
+        request = api.ListRunsRequest(run_id=run_id)
+        runs = self._ask("list-runs", request, api.ListRunsResponse).run_dict
         if run_id not in runs:
             raise RunError(f"the server at {self.address} knows no run {run_id}: list its runs")
         status = runs[run_id].status
@@ -131,16 +130,24 @@ class Control:
 
     def stop_run(self, run_id: int) -> bool:
         """End a run; False if it had ended already."""
-        request = flower.control_pb2.StopRunRequest(run_id=run_id)
-        return self._ask(self._client.StopRun, request).success
+        request = api.StopRunRequest(run_id=run_id)
+        return self._ask("stop-run", request, api.StopRunResponse).success
 
-    def _ask(self, call: Callable[[Q], A], request: Q) -> A:
+    def _ask(self, call: str, request: Any, answer: type[A]) -> A:
         try:
-            return call(request)
+            return http_api.call(self._client, call, request, answer)
         except httpx.HTTPStatusError as error:
-            text = error.response.text[:200]
+            text = error.response.text
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a text of its own
+                text = error.response.json()["detail"]
+            status = error.response.status_code
             raise RunError(
-                f"the server at {self.address} refused (HTTP {error.response.status_code}): {text}"
+                f"the server at {self.address} refused (HTTP {status}): {text[:200]}"
+            ) from error
+        except DecodeError as error:
+            raise RunError(
+                f"no SuperLink answers at {self.address}, but another program: give the server's "
+                "operator port (--admin-port of `fedda superlink`)"
             ) from error
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():

@@ -21,6 +21,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
+
 from fedda import flower
 from fedda.ops import bundle
 
@@ -41,7 +43,7 @@ def unpacked_first(state: Any, any_app: bool = False) -> None:
     def stored(store: Callable[..., Any], *fab: Any, **named: Any) -> Any:
         content = (fab or (named["fab"],))[0].content
         if not any_app and (odd := foreign(content)):
-            raise flower.FlowerError(flower.ApiErrorCode.NO_PERMISSIONS, odd, odd)
+            raise HTTPException(403, odd)
         done = store(*fab, **named)
         try:
             with one_by_one:
@@ -89,15 +91,16 @@ def unpack(content: bytes, name: str) -> None:
         content: the app, as flwr packs it.
         name: SHA-256 of the content.
     """
-    there = flower.get_project_dir(*flower.get_fab_metadata(content), name)
-    there.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(dir=there.parent, prefix=".") as beside,
-        zipfile.ZipFile(io.BytesIO(content)) as packed,
-    ):
-        packed.extractall(beside)  # which keeps every file below the folder
-        for file in filter(Path.is_file, Path(beside).rglob("*")):
-            to = there / file.relative_to(beside)
-            if not to.is_file() or to.read_bytes() != file.read_bytes():
-                to.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, to)
+    with zipfile.ZipFile(io.BytesIO(content)) as packed:
+        about = tomllib.loads(packed.read("pyproject.toml").decode())
+        project, publisher = about["project"], about["tool"]["flwr"]["app"]["publisher"]
+        app = f"{publisher}/{project['name']}", project["version"]
+        there = flower.get_project_dir(*app, name)
+        there.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=there.parent, prefix=".") as beside:
+            packed.extractall(beside)  # which keeps every file below the folder
+            for file in filter(Path.is_file, Path(beside).rglob("*")):
+                to = there / file.relative_to(beside)
+                if not to.is_file() or to.read_bytes() != file.read_bytes():
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(file, to)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedda.files import replacing
-from fedda.flower import TRACING_LAYER
+from fedda.flower import TRACING_LAYER, heartbeat_pb2
+from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import REFUSED, Refusal
 
 Scope = MutableMapping[str, Any]
@@ -25,14 +26,14 @@ Send = Callable[[Event], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FLEET_PREFIX = "/v1/fleet/"
-FLEET = (  # what a site needs of Flower: sessions, and invitations to runs
-    "register-node",
-    "activate-node",
-    "deactivate-node",
-    "unregister-node",
-    "send-node-heartbeat",
-    "pull-messages",
-)
+FLEET = {  # what a site needs of Flower: sessions, and invitations to runs
+    "register-node": fleet.RegisterNodeFleetRequest,
+    "activate-node": fleet.ActivateNodeRequest,
+    "deactivate-node": fleet.DeactivateNodeRequest,
+    "unregister-node": fleet.UnregisterNodeFleetRequest,
+    "send-node-heartbeat": heartbeat_pb2.SendNodeHeartbeatRequest,
+    "pull-messages": fleet.PullMessagesRequest,
+}
 ALLOWED = {("POST", f"{FLEET_PREFIX}{name}") for name in FLEET} | {
     ("GET", "/health"),
     ("HEAD", "/health"),

@@ -11,13 +11,12 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from fedda import __version__
-from fedda.flower import PROTOBUF_REQUEST_TYPES
 from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import OFFERS, REFUSED, Refusal, offered
 
 from . import registered
 from .authentication import Caller, Unwelcome
-from .filter import FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, refuse
+from .filter import FLEET, FLEET_PREFIX, App, Event, Receive, Scope, Send, Traffic, refuse
 from .listener import CONNECTION
 from .rejections import Rejections
 from .waiting import WAITED, Waiting, wanted
@@ -80,7 +79,7 @@ class SiteCalls:
         body = await _read(receive)
         if body is None:
             return
-        request = PROTOBUF_REQUEST_TYPES["POST", scope["path"]]()
+        request = FLEET[name]()
         try:
             request.ParseFromString(body)
         except DecodeError:
