@@ -306,6 +306,21 @@ def test_options_without_an_effect_are_refused(
     assert fedda("run", "--resume", "R", "-c", "wait.sites=3").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("note", "told"),
+    [
+        ("{", "no run that could be resumed"),
+        ('{"threads": 2}', "'settings'"),
+        ('{"settings": {}, "threads": "many"}', "launch.json.threads is 'many'"),
+        ('{"settings": {}, "thread": 2}', "'launch.json.thread'"),
+    ],
+)
+def test_a_note_of_how_a_run_began_is_checked(tmp_path: Path, note: str, told: str) -> None:
+    (tmp_path / "R").mkdir()
+    (tmp_path / "R" / beginning.LAUNCH).write_text(note)
+    refused(fedda("run", "--resume", tmp_path / "R"), 1, told)
+
+
 @pytest.mark.parametrize("error", [RosterError("no target joined"), KeyFileError("expired")])
 def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: FeddaError

@@ -136,14 +136,14 @@ def run(
             flat["run.name"] = name or _free_name(directory, method)
             check_engine(engine)
             launch = Launch(
-                str(simulate.absolute()) if simulate else "",
-                target if simulate else "",
-                engine,
-                poison,
-                threads,
-                str(server.absolute()),
-                superlink,
-                str(ca.absolute()) if ca else "",
+                simulate=str(simulate.absolute()) if simulate else "",
+                target=target if simulate else "",
+                engine=engine,
+                poison=poison,
+                threads=threads,
+                server=str(server.absolute()),
+                superlink=superlink,
+                ca=str(ca.absolute()) if ca else "",
                 device=device,
                 teacher=str(teacher.absolute()) if teacher else "",
                 **files,

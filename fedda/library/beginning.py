@@ -4,12 +4,11 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedda import plugins
-from fedda.config.sections import Flat
+from fedda.config.sections import Flat, Section, validate
 from fedda.errors import ConfigError, RunError, typed
 from fedda.halves import REFERENCE
 from fedda.ops.lock import alone, holder, still_going_on
@@ -19,8 +18,7 @@ from fedda.settings import RunConfig, presets
 LAUNCH = "launch.json"
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Section):
     """How a run was started; written to its folder, so that it can be resumed in the same way."""
 
     simulate: str = ""
@@ -88,7 +86,7 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
     fresh = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with alone(folder):  # another run may wait for its sites there
-            started = asdict(launch) | {"settings": config.flat()}
+            started = launch.model_dump() | {"settings": config.flat()}
             (folder / LAUNCH).write_text(json.dumps(started, indent=1))
         yield folder
     except BaseException:
@@ -109,8 +107,8 @@ def started(folder: Path) -> tuple[dict[str, Any], Launch]:
     try:
         noted = json.loads((folder / LAUNCH).read_text())
         flat = noted.pop("settings")
-        launch = Launch(**noted)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        launch = validate(Launch, noted, LAUNCH)
+    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
     place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
     return flat | place, launch

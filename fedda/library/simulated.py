@@ -6,7 +6,6 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -240,7 +239,7 @@ def simulate(
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)
-            launch = replace(launch, simulate=str(root))
+            launch = launch.model_copy(update={"simulate": str(root)})
             with nullcontext() if quiet else Display(config) as display:
                 shown = [] if display is None else [display]
                 execute(config, launch, *shown, say=_ignore if quiet else _note)
