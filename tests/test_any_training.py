@@ -32,10 +32,9 @@ counts = pytest.mark.parametrize(
     [
         pytest.param(12, marks=pytest.mark.slow, id="few"),
         pytest.param(
-            300,
-            marks=pytest.mark.nightly("clients", "fedda/train.py", "fedda/config"),
-            id="many",
+            60, marks=pytest.mark.nightly("clients", "fedda/train.py", "fedda/config"), id="some"
         ),
+        pytest.param(300, marks=pytest.mark.nightly("tests/test_any_training.py"), id="many"),
     ],
 )
 

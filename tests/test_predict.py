@@ -165,7 +165,7 @@ def test_a_run_whose_model_has_not_adapted_says_where_the_adapted_one_is(tmp_pat
     saved(tmp_path / "model.safetensors")
     adapted = {"site": "town", "file": "town/pair.dils-0.model.safetensors"}
     (tmp_path / "results.json").write_text(
-        json.dumps({"trainings": {"dils": [{"adapted": adapted}]}})
+        json.dumps({"trainings": {"dils": [{"target": "town", "adapted": adapted}]}})
     )
     for model in (tmp_path, tmp_path / "model.safetensors"):
         result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "data")])

@@ -18,7 +18,7 @@ from fedda.errors import ModelError, RefineError
 from fedda.maths import refine
 from fedda.maths.refine import WEIGHTS, Gaussians, Shares, Space, Strength
 from fedda.models import Model, refined
-from fedda.results.read import refined_file
+from fedda.results.remarks import refined_file
 from fedda.train import generator
 from fedda.wire import REFINED
 from tests.reference import refine as twin

@@ -20,7 +20,8 @@ from fedda.errors import Code, QuorumError, RosterError, RunError
 from fedda.flower import ErrorCode, make_message
 from fedda.ops import lock
 from fedda.results import terminal
-from fedda.results.read import missing_tests, summary
+from fedda.results.read import summary
+from fedda.results.remarks import missing_tests
 from fedda.wire import packing
 from fedda.wire.packing import Kind
 from server import checkpoint, presence, timing

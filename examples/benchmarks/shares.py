@@ -44,7 +44,7 @@ from fedda.contrib.lab.comparison.plan import BENCHMARK
 from fedda.data import Labelled
 from fedda.models import Model, refined
 from fedda.results.escaping import markdown
-from fedda.results.read import refined_file
+from fedda.results.remarks import refined_file
 from fedda.train import generator
 
 SETS = ("surf", "googlenet", "digits", "heart")

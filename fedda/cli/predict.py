@@ -15,7 +15,8 @@ from fedda.cli.its_files import reads_files
 from fedda.files import writing
 from fedda.halves import load
 from fedda.results.escaping import cell, echo
-from fedda.results.read import RESULTS, adapted_elsewhere, model_file
+from fedda.results.read import RESULTS, model_file
+from fedda.results.remarks import adapted_elsewhere
 
 if TYPE_CHECKING:
     from fedda.data import Reading

@@ -11,6 +11,7 @@ from fedda.results.escaping import markdown
 from fedda.wire.packing import COUNTED
 
 from . import read
+from .remarks import adapted_elsewhere
 
 CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
@@ -75,7 +76,7 @@ def card(results: read.Results, defaults: Mapping[str, Any]) -> str:
         measured += " No baseline was trained in this run, so a gain is not known."
     doubts = Counter(d["what"] for t in results["trainings"][method] for d in t.get("doubts", ()))
     limits = [f"- Signs that trainings may have gone wrong: {n} x {k}." for k, n in doubts.items()]
-    if read.adapted_elsewhere(results):
+    if adapted_elsewhere(results):
         limits.append(
             "- The adapted model stays at the target: the run's own file has not adapted."
         )

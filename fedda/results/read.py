@@ -21,10 +21,6 @@ ABOUT = "about.json"  # titles of the methods and defaults of the settings, for 
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 LOOKED = "look.json"  # what `fedda look` saw
 
-# With fewer images, 60 rounds in place of 12 gained 3.8 and 7.5 points, more than any method did.
-FEW, FEW_EACH, LONG = 200, 20, 60
-NAMED = 3  # of such sites, by name
-
 Results = dict[str, Any]
 Event = dict[str, Any]
 
@@ -105,17 +101,14 @@ def model_file(path: Path, advice: str = "give the folder of one training") -> P
 def _instead(path: Path) -> str:
     if not path.exists():
         return "there is no such folder; give the folder of a finished run."
-    if runs := sorted(file.parent for file in _below(path)):
+    # Of a folder of runs, or of a comparison's.
+    below = [*path.glob(f"*/{RESULTS}"), *path.glob(f"cells/*/{RESULTS}")]
+    if runs := sorted(file.parent for file in below):
         return f"give the folder of one run, such as {runs[0]}."
     if (path / "config.json").exists():
         resume = typed("fedda", "run", "--resume", path)
         return f"the run has not finished; go on with it: {resume}"
     return "give the folder of a finished run."
-
-
-def _below(path: Path) -> list[Path]:
-    """The results files of all runs below a folder of runs, or below a comparison's folder."""
-    return [*path.glob(f"*/{RESULTS}"), *path.glob(f"cells/*/{RESULTS}")]
 
 
 def title(results: Results, method: str) -> str:
@@ -151,117 +144,6 @@ def event_of(results: Results, event: Mapping[str, Any]) -> str:
         return ""
     where = f" on {event['target']}" if "target" in event else ""
     return f"{title(results, event['method'])}, seed {event['seed']}{where}"
-
-
-def doubted(results: Results) -> list[tuple[str, int, str]]:
-    """The reasons to doubt trainings: the training in words, the round, and what was seen there.
-
-    What several trainings of a method show is said once, of the first.
-    """
-    seen: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
-    for method, trainings in results["trainings"].items():
-        for training in trainings:
-            for doubt in training.get("doubts", ()):
-                who = f"{title(results, method)}, seed {seed_of(results, training)}"
-                seen.setdefault((method, doubt.get("what", doubt["text"])), []).append((who, doubt))
-    rows = []
-    for (who, doubt), *others in seen.values():
-        also = f" (as in {counted(len(others), 'other training')})" if others else ""
-        rows.append((who, doubt["round"], printable(doubt["text"]) + also))
-    return rows
-
-
-def adapted_elsewhere(results: Results) -> list[str]:
-    """Say where adapted models are that stayed at a target; a sentence per method and target."""
-    lines = []
-    for method, trainings in results.get("trainings", {}).items():
-        by_site: dict[str, list[str]] = {}
-        for adapted in (t["adapted"] for t in trainings if "adapted" in t):
-            by_site.setdefault(printable(adapted["site"]), []).append(printable(adapted["file"]))
-        for site, models in by_site.items():
-            files, name = ", ".join(models), title(results, method)
-            lines.append(
-                f"{name}'s adapted model is at {site} alone, below its --state-dir (of a "
-                f"simulation: sites in the run's folder): {files}; the run's own "
-                f"model.safetensors has not adapted{_shared_by(results, method)}"
-            )
-    return lines
-
-
-def refined_at(results: Results) -> list[str]:
-    """Say what targets' last steps changed, and where the models are; per method and target."""
-    lines = []
-    for method, trainings in results.get("trainings", {}).items():
-        by_site: dict[str, list[Mapping[str, Any]]] = {}
-        for training in trainings:
-            if training.get(REFINED):
-                name = printable(training.get("target") or target(results))
-                by_site.setdefault(name, []).append(training)
-        for site, every in by_site.items():
-            changed, agreed = (
-                percent(statistics.fmean(t[REFINED][k] for t in every))
-                for k in ("changed", "agreed")
-            )
-            lines.append(
-                f"refined: {site}'s last step changed {changed} of {title(results, method)}'s "
-                f"answers there; the averaged models agree on {agreed}; the refined model is at "
-                f"{site} alone, below its --state-dir: {refined_file(results, every[0])}"
-            )
-    return lines
-
-
-def refined_file(results: Results, training: Mapping[str, Any]) -> str:
-    """Where a training's target keeps its refined model, below its --state-dir."""
-    name = f"{results['name']}.{Path(training['model']).parent.name}.{REFINED}.safetensors"
-    return printable(f"{training.get('target') or target(results)}/{name}")
-
-
-def _shared_by(results: Results, method: str) -> str:
-    """How to have a method's adapted model sent, in brackets; empty if it cannot be."""
-    key = f"{method}.share"  # a run holds all settings of the methods that it trains
-    return f" ({key}=true would send it)" if key in (results.get("config") or {}) else ""
-
-
-def small_sites(results: Results) -> list[str]:
-    """Warn of sites with so few images that longer training gains more than any method; or []."""
-    least = max(FEW, FEW_EACH * len(results.get("classes") or ()))
-    small = [
-        f"{printable(s['name'])} ({counted(s['examples'], 'image')})"
-        for s in results["sites"]
-        if s.get("examples", least) < least
-    ]
-    rounds = max(len(t["rounds"]) for each in results["trainings"].values() for t in each)
-    if not small or rounds >= LONG:
-        return []
-    more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
-    return [
-        f"warning: {', '.join(small[:NAMED])}{more}: with fewer than {least} images (200, or 20 a "
-        f"class) longer training gains more than any method; give {LONG} rounds or more"
-    ]
-
-
-def missing_tests(results: Results) -> list[str]:
-    """Say of which trainings the last round was not tested, so that a mean covers fewer; or []."""
-    missing = [
-        f"{title(results, t['method'])}, seed {t['seed']}, at {printable(t['target'])}"
-        for t in results.get("untested", ())
-    ]
-    if not missing:
-        return []
-    return [
-        f"No test of the last round came back for {'; '.join(missing)}: the means cover the other "
-        "trainings only; `fedda run --resume` makes up for it once the site is connected"
-    ]
-
-
-def ended_early(results: Results) -> list[str]:
-    """Say which trainings ended before their last planned round, and why; or []."""
-    return [
-        f"{title(results, method)}, {printable(seed_of(results, training))}: {training['stopped']}"
-        for method, trainings in results["trainings"].items()
-        for training in trainings
-        if training.get("stopped")
-    ]
 
 
 def printable(text: str) -> str:

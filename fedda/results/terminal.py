@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedda.results import read
+from fedda.results.remarks import doubted, remarks_on
 
 NOTHING = "–"
 
@@ -136,8 +137,7 @@ def _notes(report: dict[str, Any], results: read.Results) -> list[str]:
         notes.append(f"no accuracy: {where} {untested(results)}")
     if any(n is not None for m in report["methods"].values() for n in m["selected_rounds"]):
         notes.append(f"selected: {results.get('selected_by', 'by infomax, without labels')}")
-    notes += read.small_sites(results) + read.missing_tests(results) + read.ended_early(results)
-    return notes + read.adapted_elsewhere(results) + read.refined_at(results)
+    return notes + remarks_on(results)
 
 
 def _over(report: dict[str, Any]) -> str:
@@ -215,7 +215,7 @@ def _events(report: dict[str, Any]) -> list[RenderableType]:
 
 def _doubts(results: read.Results) -> list[RenderableType]:
     """One line per doubt about a training."""
-    lines = [f"  {about}, round {round_}: {text}" for about, round_, text in read.doubted(results)]
+    lines = [f"  {about}, round {round_}: {text}" for about, round_, text in doubted(results)]
     return (
         [
             Text("doubts (signs without labels that a training may have gone wrong)"),

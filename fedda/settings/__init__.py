@@ -1,6 +1,7 @@
 """Put a run's settings together: those of the operator, those sent to sites, and presets."""
 
-from .run_config import RunConfig, as_keyword, defaults, lasting, named, overrides, seeds_of
+from .given import as_keyword, named, overrides, seeds_of
+from .run_config import RunConfig, defaults, lasting
 from .task import Task
 
 __all__ = [

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedda.errors import FeddaError
-from fedda.results.read import counted, doubted, spans
+from fedda.results.read import counted, spans
+from fedda.results.remarks import doubted
 
 from .html import Html, e
 from .parts import NOTHING, folded, note, section, table

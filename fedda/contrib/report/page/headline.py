@@ -5,6 +5,7 @@ import statistics
 from typing import Any
 
 from fedda.results import read
+from fedda.results.remarks import remarks_on
 from fedda.results.terminal import scores, tests, untested
 
 from .html import Html, e, join
@@ -147,10 +148,7 @@ def _remarks(run: RunSeries) -> list[str]:
             "loss": "The page shows the mean training loss of the sources.",
         }
         remarks.append(f"No accuracy: {run.target} {untested(run.results)}. {shown[run.measure]}")
-    said = read.small_sites(run.results) + read.missing_tests(run.results)
-    said += read.ended_early(run.results)
-    said += read.adapted_elsewhere(run.results) + read.refined_at(run.results)
-    remarks += [f"{text[0].upper()}{text[1:]}." for text in said]
+    remarks += [f"{text[0].upper()}{text[1:]}." for text in remarks_on(run.results)]
     if len(run.seeds) > 1:
         of_targets = ", of the mean over the targets" * (len(run.targets) > 1)
         remarks.append(f"Mean ± standard deviation over {len(run.seeds)} seeds{of_targets}.")
