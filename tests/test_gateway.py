@@ -472,6 +472,7 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(
         (httpx.Response(404, text="nothing here"), r"\(HTTP 404\): nothing here$"),
         (httpx.Response(500, json=["odd"]), r'\(HTTP 500\): \["odd"\]$'),
         (httpx.Response(200, text="<html>"), "another program.*--admin-port"),
+        (httpx.Response(501, html="<h1>no</h1>"), "another program.*--admin-port"),
     ],
 )
 def test_an_operator_is_told_why_a_server_refuses(answer: httpx.Response, told: str) -> None:

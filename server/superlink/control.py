@@ -137,18 +137,16 @@ class Control:
         try:
             return http_api.call(self._client, call, request, answer)
         except httpx.HTTPStatusError as error:
-            text = error.response.text
+            response, text = error.response, error.response.text
+            if "html" in response.headers.get("content-type", ""):
+                raise self._other() from error
             with contextlib.suppress(ValueError, KeyError, TypeError):  # a text of its own
-                text = error.response.json()["detail"]
-            status = error.response.status_code
+                text = response.json()["detail"]
             raise RunError(
-                f"the server at {self.address} refused (HTTP {status}): {text[:200]}"
+                f"the server at {self.address} refused (HTTP {response.status_code}): {text[:200]}"
             ) from error
         except DecodeError as error:
-            raise RunError(
-                f"no SuperLink answers at {self.address}, but another program: give the server's "
-                "operator port (--admin-port of `fedda superlink`)"
-            ) from error
+            raise self._other() from error
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
                 raise KeyFileError(
@@ -158,6 +156,12 @@ class Control:
             raise RunError(
                 f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
             ) from error
+
+    def _other(self) -> RunError:
+        return RunError(
+            f"no SuperLink answers at {self.address}, but another program: give the server's "
+            "operator port (--admin-port of `fedda superlink`)"
+        )
 
 
 class Folder:
