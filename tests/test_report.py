@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_weights_are_means_of_the_last_round_and_zero_for_a_site_left_out() -> N
     assert weights == pytest.approx({"bus": 0.7, "clp": 0.2, "tgt": 0.1})
 
 
+def test_the_page_about_json_names_the_scores() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+    (named,) = re.findall(r"the accuracies \((.+?)\)", page)
+    scores = summary(results())["methods"]["kd3a"]
+    assert {f"`{k}`" for k, v in scores.items() if isinstance(v, dict) and "mean" in v} == {
+        *named.split(", ")
+    }
+
+
 def test_bytes_are_exact_sums_over_the_seeds() -> None:
     run = results()
     run["trainings"]["kd3a"][0]["bytes"]["to target atoms"] = 1
@@ -128,6 +138,13 @@ def test_bytes_are_exact_sums_over_the_seeds() -> None:
     assert cells(text, "atoms to target") == ["atoms to target", "–", "1", "1 B"]
     assert cells(text, "in all") == ["in all", "2,469,134", "2.47 MB", "2,469,135", "2.47 MB"]
     assert cells(text, "a round") == ["a round", "617,284", "617 kB", "617,284", "617 kB"]
+
+
+def test_only_real_sites_are_said_to_count_in_tens() -> None:
+    run = results(classes=["cat", "dog"])
+    table = {"counts": [[9, 2], [0, 10]], "tests": [11, 10]}  # of a simulation
+    run["trainings"]["kd3a"][0]["answers"] = {"last": table}
+    assert "by class real sites count in tens" in printed(run)
 
 
 def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> None:

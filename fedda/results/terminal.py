@@ -121,7 +121,7 @@ def _by_class(results: read.Results) -> list[RenderableType]:
     for name, *values in zip(results["classes"], *found.values(), strict=True):
         cells = (NOTHING if v is None else f"{100 * v:.0f}" for v in values)
         shown.add_row(escape(read.printable(name)), *cells)
-    return [shown, Text("by class sites count in tens; a dash: fewer than 10 tests")]
+    return [shown, Text("by class real sites count in tens; a dash: too few tests")]
 
 
 def _notes(report: dict[str, Any], results: read.Results) -> list[str]:

@@ -47,6 +47,7 @@ def _one(
         told = answers(run.results, method, which, target)
         names = list(run.results.get("classes", ()))
         by_seed = {seed: (names, np.array(each["counts"])) for seed, each in told.items()}
+        in_tens = not any((counts % 10).any() for _, counts in by_seed.values())  # not simulated
     if not any(counts.any() for _, counts in by_seed.values()):
         return None
     classes = next(iter(by_seed.values()))[0]
