@@ -89,8 +89,8 @@ class Journal:
 
 
 def by_reason(said: Mapping[str, str]) -> str:
-    """What sites said in place of an answer, each reason once, after those that gave it."""
+    """Why sites gave no usable answer, each reason once, after those whose it is."""
     sites: dict[str, list[str]] = {}
     for site, text in said.items():
-        sites.setdefault(text, []).append(site)
+        sites.setdefault(text.rstrip("."), []).append(site)
     return "".join(f" {', '.join(names)}: {text}." for text, names in sites.items())

@@ -84,7 +84,7 @@ class TrainingRounds:
         self.folder = folder / self.task.label
         self.earlier = earlier or {}
         self.crossed = Transcript(folder, grid, self.task.label)
-        self._said: dict[str, str] = {}  # why a site failed in this try of the round, by its name
+        self._said: dict[str, str] = {}  # why a site's reply is none in this try of the round
 
     @property
     def _about(self) -> dict[str, Any]:
@@ -479,7 +479,7 @@ class TrainingRounds:
         if what == "clipped" and self._was_clipped(site):  # one trouble a training; rest is counted
             self.journal.write(what, site=site, text=text, round=self.round, **self._about)
             return
-        if what == "failed":
+        if what in ("failed", "refused"):
             self._said[site] = text
         for node in self.roster.nodes:
             if node.name == site and what in ("silent", "failed"):

@@ -177,7 +177,6 @@ class FedDA(Strategy):
             self._buffer, self.global_model = model.buffer, model
             self.model = self.as_sent(model)
             self.post.checks.begin(model)
-        self.post.left_out.clear()
         self.post.open.clear()
 
     def is_online(self, node: Node) -> bool:
@@ -363,15 +362,12 @@ class FedDA(Strategy):
         """Check the quorum of sources.
 
         Raises:
-            QuorumError: the count is below `wait.min-sources`.
+            QuorumError: the count is below `wait.min-sources`, or below what the channel needs.
         """
-        if count < self.least_sources:
-            first = next(iter(self.post.left_out.items()), None)
-            why = " {}: {}.".format(first[0], first[1].rstrip(".")) if first else ""
-            raise QuorumError(
-                f"{count} sources are left in this round, but wait.min-sources is "
-                f"{self.least_sources}.{why}"
-            )
+        if count < (least := self.least_sources):
+            own = least == self.setup.wait.min_sources
+            needed = f"wait.min-sources is {least}" if own else f"{self.channel.what} needs {least}"
+            raise QuorumError(f"{count} sources are left in this round, but {needed}.")
 
     def as_sent(self, packed: Packed) -> Packed:
         """Convert a model to the precision in which it is sent, `wire.dtype`.

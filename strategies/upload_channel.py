@@ -99,6 +99,11 @@ class OpenChannel:
         guard = self._of.setup.guard
         return least_for(guard.mean, guard.liars)
 
+    @property
+    def what(self) -> str:
+        """What needs so many sources."""
+        return f"guard.mean={self._of.setup.guard.mean}"
+
     def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
         """Make the requests that ask sources for models: a model to each site.
 
@@ -184,6 +189,10 @@ class MaskedChannel(OpenChannel):
     def least(self) -> int:
         """A sum of two tells each of them the other's model."""
         return LEAST_HIDDEN
+
+    @property
+    def what(self) -> str:
+        return "a secure sum"
 
     def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
         """Ask the sources for their keys of this try of the round."""

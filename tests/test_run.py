@@ -561,7 +561,8 @@ def test_without_a_quorum_a_run_fails(
 
     settings = {"method": "fedavg", "wait.min-sources": 3, "wait.tries": tries}
     events: list[Event] = []
-    with pytest.raises(QuorumError, match=r"2 sources are left .*wait\.min-sources is 3"):
+    why = r"2 sources are left .*wait\.min-sources is 3\. carl: the site's program failed; [^.]*\.$"
+    with pytest.raises(QuorumError, match=why):
         run(domains, runs | settings, events.append, script={"carl": fail})
     assert asked == tries
     assert sum(e.get("what") == "paused" for e in events) == tries - 1
@@ -574,6 +575,15 @@ def test_without_its_target_a_run_tries_again_and_fails(
 ) -> None:
     with pytest.raises(QuorumError, match=r"town \(target\) gave no usable reply"):
         run(domains, runs, script={"town": failing})
+
+
+def test_a_run_that_ends_says_what_was_refused(domains: list[Node], runs: dict[str, str]) -> None:
+    def silent(request: Message, reply: Message) -> list[Message]:
+        del reply.content["metrics"]["kept"]
+        return [reply]
+
+    with pytest.raises(QuorumError, match=r"gave no usable reply .* town: town sent no kept\.$"):
+        run(domains, runs | {"wait.tries": 1}, script={"town": silent})
 
 
 def test_a_target_that_fails_once_costs_one_try(domains: list[Node], runs: dict[str, str]) -> None:

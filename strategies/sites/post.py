@@ -48,7 +48,6 @@ class Post:
             the run's model, and the model that was sent.
         held: which site keeps the model that it was sent to test.
         lost: why no reply is waited for any more, by the name of the site.
-        left_out: why the reply of a site of this round does not count, by its name.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -56,7 +55,6 @@ class Post:
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = CachedModels()
         self.lost: dict[str, str] = {}
-        self.left_out: dict[str, str] = {}
         self._setup = setup
 
     def write(
@@ -146,15 +144,13 @@ class Post:
             self.held.answered(node.name, node.id, not message.has_error())
             if message.has_error():
                 cause = self._setup.task.suspect if message.error.code == Code.NOT_FINITE else ""
-                self.left_out[node.name] = with_cause(public(message.error.code), cause)
-                notice("failed", node.name, self.left_out[node.name])
+                notice("failed", node.name, with_cause(public(message.error.code), cause))
                 failed(node.name)
                 continue
             try:
                 reply = self.checks.read(node, message, part, layouts, needs, roster, sent)
                 examine(reply)
             except FeddaError as error:
-                self.left_out[node.name] = str(error)
                 notice("refused", node.name, str(error))
                 continue
             del message
