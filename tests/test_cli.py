@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -342,6 +343,19 @@ def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
 
 
 # ---- sites -------------------------------------------------------------------------------------
+
+
+def test_a_program_works_where_its_output_is_closed(tmp_path: Path) -> None:
+    """As by `>&-`: no file that it opens takes the place of a stream."""
+    code = (
+        "import os, sys; from fedda.cli import exits\n"
+        "with exits.as_a_program():\n"
+        "    print('said', file=sys.stderr); sys.stdout.flush()\n"
+        f"    assert os.open({str(tmp_path / 'file')!r}, os.O_CREAT) > 2"
+    )
+    for number in (1, 2):
+        close = partial(os.close, number)
+        assert subprocess.run([sys.executable, "-c", code], preexec_fn=close).returncode == 0
 
 
 def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,10 @@ And whatever a model file says of itself, it is used or refused in one sentence.
 import csv
 import io
 import json
+import logging
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from typer.testing import CliRunner
 from fedda import models
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.results.escaping import PlainConsole, cell, visible
+from fedda.results.escaping import PlainConsole, PlainHandler, cell, echo, visible
 from tests.test_fuzz import joined, split
 
 ROOT = Path(__file__).parents[1]
@@ -117,6 +120,35 @@ def test_commands_print_through_one_helper() -> None:
         if file.name != "escaping.py":
             assert not re.search(r"typer\.echo\(|click\.echo\(|(?<!Plain)\bConsole\(", text), file
             assert file.name == "export.py" or "sys.stdout.write" not in text, file
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_work_goes_on_where_nobody_reads_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As after `fedda report RUN | head -1`, whose page is written last."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        PlainConsole(stderr=name == "stderr").print("a table")
+        echo("a line", err=name == "stderr")
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, name, stream)
+        echo("a line", err=name == "stderr")
+        echo("a line", err=name == "stderr")
+
+
+def test_a_sites_log_ends_quietly_where_nobody_reads_it(capfd: pytest.CaptureFixture[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        log = PlainHandler(stream)
+        for _ in range(2):
+            log.handle(logging.makeLogRecord({"msg": "a line"}))
+    assert capfd.readouterr().err == ""
 
 
 ODD = (

@@ -27,7 +27,7 @@ from fedda.ops.address import address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
 from fedda.ops.spawn import die_with_parent, quiet_port, scripts_first, watch_parent
-from fedda.results.escaping import PlainFormatter, echo
+from fedda.results.escaping import PlainFormatter, PlainHandler, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -189,7 +189,7 @@ def client(
 
 
 def _logging(file: Path | None) -> None:
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    handlers: list[logging.Handler] = [PlainHandler(sys.stdout)]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(file))

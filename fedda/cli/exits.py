@@ -48,8 +48,12 @@ def interruptible(text: str) -> Iterator[None]:
 def as_a_program() -> Iterator[None]:
     """End a whole program with a sentence where its output goes to a file whose disk is full.
 
-    And give Flower, which asks for it when it is imported, a home where the account has none.
+    Output that was closed, as by `>&-`, goes nowhere. And Flower, which asks for it when it is
+    imported, gets a home where the account has none.
     """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: each gets its own
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     try:
         Path.home()
     except RuntimeError:
@@ -58,8 +62,7 @@ def as_a_program() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         if error.errno not in (*FULL, errno.EPIPE):
             raise

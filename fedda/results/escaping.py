@@ -4,7 +4,9 @@ A terminal obeys control codes, and a spreadsheet computes cells that begin as f
 """
 
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,8 +53,18 @@ def in_table(text: str) -> str:
 
 
 def echo(text: object = "", err: bool = False) -> None:
-    """Print a text to the terminal."""
-    typer.echo(visible(str(text)), err=err)
+    """Print a text to the terminal; where nobody reads on, as after `| head`, the work goes on."""
+    try:
+        typer.echo(visible(str(text)), err=err)
+    except BrokenPipeError:
+        unread(sys.stderr if err else sys.stdout)
+
+
+def unread(stream: Any) -> None:
+    """Let what is still written to a stream go nowhere, as its reader has gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class PlainFormatter(logging.Formatter):
@@ -63,8 +75,23 @@ class PlainFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
+class PlainHandler(logging.StreamHandler[Any]):
+    """A log on an output that nobody need read."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on without the output where its reader has gone."""
+        if isinstance(sys.exception(), BrokenPipeError):
+            unread(self.stream)
+        else:
+            super().handleError(record)
+
+
 class PlainConsole(Console):
-    """A console whose texts hold no control codes but its own."""
+    """A console whose texts hold no control codes but its own, and that nobody need read."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on without the output, where rich would end the program."""
+        unread(self.file)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
