@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from fedda.cli import app
 from fedda.config.sections import Flat
+from fedda.contrib.lab.comparing import train
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.contrib.lab.comparison.figure import draw
 from fedda.contrib.lab.comparison.headway import CellsDisplay
@@ -246,6 +247,15 @@ def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
     assert left == kept | made_last  # but no checkpoint
     ours = [p for p in (made.folder(cells[0]) / "sites").rglob("*") if not p.is_dir()]
     assert all(p.name.endswith(".fedavg-0.refined.safetensors") for p in ours) and len(ours) == 1
+
+
+def test_files_that_are_no_sites_are_said(done: tuple[Plan, Notices]) -> None:
+    plan, said = done[0], list[str]()
+    stray = plan.data / "west.csv"
+    stray.write_text("age,Label\n1,a\n2,b\n")
+    train(plan, 1, quiet=True, say=said.append)
+    stray.unlink()
+    assert "west.csv has the column Label" in said[0]
 
 
 def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:

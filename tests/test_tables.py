@@ -139,6 +139,27 @@ def hugging_face(folder: Path, damaged: bool = False, hidden: int | None = None)
     return folder
 
 
+def test_a_table_that_is_no_site_is_passed_over_with_the_reason(tmp_path: Path) -> None:
+    """Else a hospital whose table calls its labels otherwise is missing, and nobody knows why."""
+    tables = {
+        "north": "age,label\n1,a\n2,b\n",
+        "south": "age,Label\n1,a\n2,b\n",
+        "west": "age,diagnosis\n1,a\n2,b\n",
+        "east": "age,label\n1,h\xf6her\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / f"{name}.csv").write_bytes(text.encode("latin-1"))
+    head, *reasons = data.passed_over(tmp_path).split("\n  ")
+    assert [*data.domains(tmp_path)] == ["north"]
+    assert head.endswith("3 files are no sites and are passed over (east.csv, south.csv, west.csv)")
+    for reason, part in zip(
+        reasons, ("write it as UTF-8", "--columns label=Label", "no column label"), strict=True
+    ):
+        assert part in reason
+    (tmp_path / "notes.txt").touch()
+    assert "a site is a folder or one of .csv" in data.passed_over(tmp_path)
+
+
 def test_hugging_face_parquet(tmp_path: Path) -> None:
     path = hugging_face(tmp_path / "hf")
     train, test = data.load_source(path), data.load_evaluation(path)

@@ -40,7 +40,8 @@ E = TypeVar("E", bound=Examples)
 
 logger = logging.getLogger("fedda.data")
 
-MOST_NAMED = 20  # broken images in one message
+MOST_NAMED = 20  # broken images, or tables, in one message
+_SITE_FILES = ".csv, .parquet, .npz and HDF5"
 
 
 def load_source(
@@ -363,13 +364,31 @@ def domains(
 
 
 def passed_over(root: Path, reading: Reading = AS_IT_IS, targets: Collection[str] = ()) -> str:
-    """A sentence about the files of a folder of `domains` that are none; empty if all are."""
+    """Which files of a folder of `domains` are none, and why each table is none; or nothing."""
     used = {path.absolute() for path in domains(root, reading, targets).values()}
     used |= {file for site in {*used} if site.is_dir() for file, _ in lists_of(site)}
-    files = [path.name for path in _visible(root) if path.absolute() not in used]
+    files = [path for path in _visible(root) if path.absolute() not in used]
     if not files:
         return ""
-    return f"{root}: {len(files)} files are no sites and are passed over ({listed(files)})"
+    reasons = [*filter(None, (_why_no_site(path, reading) for path in files))]
+    kinds = "" if len(reasons) == len(files) else f"; a site is a folder or one of {_SITE_FILES}"
+    are = (
+        "1 file is no site and is"
+        if len(files) == 1
+        else f"{len(files)} files are no sites and are"
+    )
+    head = f"{root}: {are} passed over ({listed([path.name for path in files])}){kinds}"
+    return "\n  ".join([head, *reasons[:MOST_NAMED]])
+
+
+def _why_no_site(file: Path, reading: Reading) -> str:
+    """Why a table or an archive is no site; empty for other files."""
+    if file.suffix.lower() in (*FILES, ".zip"):
+        try:
+            describe(file, "source", reading.at(file.stem))
+        except DataError as error:
+            return str(error)
+    return ""
 
 
 def _visible(root: Path) -> list[Path]:

@@ -242,7 +242,7 @@ def simulate(
             launch = launch.model_copy(update={"simulate": str(root)})
             with nullcontext() if quiet else Display(config) as display:
                 shown = [] if display is None else [display]
-                execute(config, launch, *shown, say=_ignore if quiet else _note)
+                execute(config, launch, *shown, say=_ignore if quiet else note)
     run = Run(folder, network)
     if scratch:
         weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
@@ -263,7 +263,7 @@ def poison_of(text: str) -> dict[str, float]:
     return percents
 
 
-def _note(text: str) -> None:
+def note(text: str) -> None:
     print(f"note: {visible(text)}", file=sys.stderr)
 
 

@@ -126,8 +126,11 @@ def _labels(plan: "Plan", folder: Path) -> "Labels":
 def _train(plan: "Plan", jobs: int) -> bool:
     """Train what is missing -> whether a training failed."""
     from fedda.contrib.lab.comparison.headway import CellsDisplay, title
+    from fedda.data import passed_over
 
     plan.check()
+    if odd := passed_over(plan.data, plan.reading, plan.targets):
+        echo(f"note: {odd}", err=True)
     cells = plan.trainings()
     done = [cell for cell in cells if plan.results(cell) is not None]
     rounds = {cell: plan.config(cell).rounds for cell in cells}

@@ -13,7 +13,7 @@ from fedda.contrib.lab.comparison.headway import CellsDisplay, title
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target
 from fedda.contrib.lab.comparison.tables import as_csv, as_markdown
 from fedda.contrib.lab.comparison.workers import ERROR
-from fedda.data import Reading
+from fedda.data import Reading, passed_over
 from fedda.errors import ConfigError, RunError
 from fedda.halves import REFERENCE
 from fedda.library import own_data, own_model
@@ -23,6 +23,7 @@ from fedda.library.simulated import (
     INSTEAD,
     Sites,
     chosen_seeds,
+    note,
     place_of,
     refuse_arguments,
     removing,
@@ -136,6 +137,8 @@ def train(
         FeddaError: data, settings or sites do not fit together.
     """
     plan.check()
+    if odd := passed_over(plan.data, plan.reading, plan.targets):
+        say(odd)
     for name in plan.untested():
         say(
             f"{name} brings no labelled tests, so it gets no accuracy: put labelled images into "
@@ -275,7 +278,7 @@ def compare(
             Reading.of(split, gray_bits, skip_broken, follow_links, columns),
             device,
         )
-        failed = train(plan, options.jobs_of(jobs, threads, engine), quiet)
+        failed = train(plan, options.jobs_of(jobs, threads, engine), quiet, *[note] * (not quiet))
         if failed and not plan.scores():
             raise RunError(next(iter(failed.values())))
         write(plan, base, "fedda.compare(...)")
