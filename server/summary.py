@@ -39,7 +39,7 @@ def summarise(
             "python": platform.python_version(),
         },
         "sites": [
-            {"name": n.name, "role": n.role, "examples": members.counts[n.name], "tested": n.tested}
+            {"name": n.name, "role": n.role, "examples": n.examples, "tested": n.tested}
             for n in members.nodes
         ],
         "shape": list(members.shape),

@@ -7,6 +7,11 @@ import pytest
 from fedda import __version__
 from fedda.config import InputConfig
 from fedda.errors import RosterError
+from fedda.results import sofar
+from fedda.results.story import tell
+from fedda.settings import RunConfig
+from server.journal import Journal
+from server.summary import summarise
 from strategies.sites.roster import OFFER, Node, Roster, form
 
 
@@ -208,6 +213,10 @@ def test_a_claim_of_many_examples_is_bounded() -> None:
     assert counts(known.bounded(5)) == [50, 60, 300]  # five times the median of the others
     assert counts(known.bounded(0)) == [50, 60, 10**9]
     assert known.bounded(5).sources[2].examples == 10**9  # the claim itself is kept
+    told = summarise(RunConfig(), known.bounded(5), {}, Journal())["sites"]
+    assert [site["examples"] for site in told] == [*claims.values(), 50]  # and said
+    held = {"nodes": told, "counts": known.bounded(5).counts}
+    assert sofar.results(tell((), None), "r", {"method": "kd3a"}, held, {})["sites"] == told
 
 
 def test_a_claim_of_few_examples_makes_nobody_else_count_less() -> None:

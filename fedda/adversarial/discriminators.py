@@ -54,7 +54,7 @@ class DiscriminatorConfig(Section):
     """A discriminator and how it learns; all its copies in a run stay equal."""
 
     sizes: str = Field(default="100", pattern=SIZES)
-    """hidden layers of the discriminator; empty: it is linear"""
+    """hidden layers of the discriminator, such as 100,50; empty: it is linear"""
     optimizer: Literal["adam", "sgd", "adadelta"] = "adam"
     """optimizer of the discriminator"""
     lr: float = Field(default=0.001, gt=0, le=1)

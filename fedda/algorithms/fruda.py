@@ -59,7 +59,7 @@ class Measure(DiscriminatorConfig):
     """How distances are measured: the critic of a candidate and a target, and its training."""
 
     sizes: str = Field(default="100", pattern=discriminators.SIZES)
-    """hidden layers of a critic; empty: it is linear"""
+    """hidden layers of a critic, such as 100,50; empty: it is linear"""
     lr: float = Field(default=0.02, gt=0, le=1)
     """learning rate of a critic"""
     steps: int = Field(default=100, ge=1, le=100_000)

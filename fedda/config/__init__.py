@@ -342,7 +342,7 @@ class RunSection(Section):
     """The run as a whole; a site learns no more of it than its trainings say."""
 
     name: str = Field(default="run", pattern=r"^[\w-][\w.-]*$")
-    """name of the run; results go to DIR/NAME"""
+    """name of the run, of letters, digits, _, - and .; results go to DIR/NAME"""
     dir: str = "runs"
     """folder of all runs, on the server"""
     seeds: str = Field(default="0", pattern=r"^\d+(,\d+)*$")

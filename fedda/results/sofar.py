@@ -71,10 +71,6 @@ def _training(story: Story, key: Key) -> dict[str, Any]:
 
 def _sites(story: Story, roster: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The sites of the roster, or those that have joined while there is none."""
-    counts = roster.get("counts", {})
-    known = [
-        {k: node.get(k) for k in ("name", "role", "tested")}
-        | {"examples": counts.get(node["name"])}
-        for node in roster.get("nodes", ())
-    ]
+    told = ("name", "role", "examples", "tested")
+    known = [{k: node.get(k) for k in told} for node in roster.get("nodes", ())]
     return known or [{"name": name, "role": role} for name, role in story.joined.items()]
