@@ -73,11 +73,12 @@ def _reason(text: str) -> str:
 
 def _meaning(section: Any, place: tuple[int | str, ...]) -> str:
     """The text of a setting."""
+    text = ""
     for name in place:
         fields = section.model_fields
         field = next(field for key, field in fields.items() if name in (key, field.alias))
-        section = field.annotation
-    return f"needed is {field.description}"
+        section, text = field.annotation, field.description
+    return f"needed is {text}"
 
 
 def _with_defaults(section: type[S], tree: Any) -> Any:
