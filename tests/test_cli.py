@@ -125,18 +125,16 @@ def test_a_server_that_cannot_start_keeps_the_files_of_the_running_one(
 
     def served(settings: Any, every: Any, ready: Any, say: Any) -> None:
         ready()
-        assert json.loads(about.read_text())["pid"] == os.getpid()
+        assert json.loads(about.read_text())["admin"] == "127.0.0.1:8000"
         assert "127.0.0.1:8000" in home.read_text()
 
     monkeypatch.setattr(gateway, "run", served)
     assert fedda("superlink", "--insecure", "--dir", tmp_path).exit_code == 0
     assert not about.exists()
 
-    about.write_text(json.dumps({"pid": os.getpid() + 1}))
     home.write_text("as it was")
     monkeypatch.setattr(gateway, "run", taken)
     refused(fedda("superlink", "--insecure", "--dir", tmp_path), 1, "the port is taken")
-    assert about.exists()
     assert home.read_text() == "as it was"
 
 
@@ -340,6 +338,12 @@ def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
     with pytest.raises(type(error)) as second:
         launch.perform(config, beginning.Launch(simulate="x"))
     assert str(second.value) == f"{error}\ngo on with: fedda run --resume {tmp_path / 'r'}"
+
+
+def test_a_folder_has_one_server(tmp_path: Path) -> None:
+    """A second one took the first one's address from the folder when it ended."""
+    with lock.only_server(tmp_path):
+        refused(fedda("superlink", "--insecure", "--dir", tmp_path), 1, "Another server runs from")
 
 
 # ---- sites -------------------------------------------------------------------------------------

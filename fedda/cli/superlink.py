@@ -1,6 +1,5 @@
 """`fedda superlink`: the server that sites dial; operators reach it on this machine only."""
 
-import contextlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from fedda.ops import certificate
 from fedda.ops.address import Address
 from fedda.ops.address import host as read_host
 from fedda.ops.flwr_home import write_connection
+from fedda.ops.lock import only_server
 from fedda.ops.log_redirect import aside
 from fedda.ops.spawn import watch_parent
 from fedda.results.escaping import echo
@@ -124,24 +124,16 @@ def superlink(
         def ready() -> None:
             write_connection(home, admin, ca)
             about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
-            (directory / ABOUT).write_text(json.dumps(about | {"pid": os.getpid()}))
+            (directory / ABOUT).write_text(json.dumps(about))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             say(f"ready: sites dial {public}; operators {admin} ({trust})")
 
-        directory.mkdir(parents=True, exist_ok=True)
-        with aside(directory / LOG, also=verbose) as say:
+        with only_server(directory), aside(directory / LOG, also=verbose) as say:
             try:
                 gateway.run(settings, every, ready, say)
             finally:
-                _withdraw(directory / ABOUT)
+                (directory / ABOUT).unlink(missing_ok=True)
     echo("stopped")
-
-
-def _withdraw(about: Path) -> None:
-    """Remove the file that says that a server runs here, unless another server wrote it."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if json.loads(about.read_text())["pid"] == os.getpid():
-            about.unlink()
 
 
 def _certificates(directory: Path) -> tuple[Path, Path, Path]:

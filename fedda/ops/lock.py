@@ -111,6 +111,22 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def only_server(folder: Path) -> Iterator[None]:
+    """Lock the folder of `fedda superlink`: two servers would each say that theirs is the address.
+
+    Raises:
+        RunError: another server holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("ab") as lock:
+        if not take(lock.fileno()):
+            raise RunError(
+                f"Another server runs from {folder}: stop it, or give this one its own --dir."
+            )
+        yield
+
+
 def still_going_on(folder: Path) -> GoingOnError:
     """The error of a command that needs a folder in which a run goes on."""
     return GoingOnError(
