@@ -116,6 +116,8 @@ def code_of(error: BaseException) -> Code:
         return error.code
     if isinstance(error, OSError) and error.errno in FULL:
         return Code.DISK
+    if any(f"(os error {number})" in str(error) for number in FULL):  # as safetensors says it
+        return Code.DISK
     # torch reports a full GPU with its own error, which derives from RuntimeError.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return Code.MEMORY

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 from flwr.app import Message
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from clients.node.failures import RunOver, Unreachable
@@ -342,6 +343,7 @@ def test_what_a_method_adds_counts_with_the_model(domains: list[Node]) -> None:
 HUGE = """
 import sys, json
 from flwr.app import Message
+from safetensors import SafetensorError
 from clients.site.memory import Site, resident
 from clients.node import bridge
 from fedda import records
@@ -604,5 +606,7 @@ def test_a_full_disk_asks_for_room_and_for_no_new_budget(
     with pytest.raises(DiskError, match="make room there, and leave this file") as caught:
         spent.request("x" * 5000, rounds=1)
     assert code_of(caught.value) is code_of(OSError(errno.ENOSPC, "full")) is Code.DISK
+    said = "Error while serializing: I/O error: No space left on device (os error 28)"
+    assert code_of(SafetensorError(said)) is Code.DISK  # a model that a site keeps
     monkeypatch.undo()
     assert spent.used().rounds == 1
