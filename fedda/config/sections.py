@@ -60,7 +60,7 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
             raise ConfigError(f"The setting '{key}' is missing.") from None
         reason = _reason(first["msg"])
         if first["type"] == "string_pattern_mismatch":  # nobody need read a pattern
-            reason = _meaning(section, first["loc"])
+            reason = _meaning(section, first["loc"]) or reason
         raise ConfigError(
             f"{key} is {first['input']!r}, which cannot be: {reason.rstrip('.')}."
         ) from None
@@ -72,13 +72,14 @@ def _reason(text: str) -> str:
 
 
 def _meaning(section: Any, place: tuple[int | str, ...]) -> str:
-    """The text of a setting."""
-    text = ""
+    """What a setting should be, by its text; empty if it has none."""
+    text: str | None = ""
     for name in place:
-        fields = section.model_fields
-        field = next(field for key, field in fields.items() if name in (key, field.alias))
-        section, text = field.annotation, field.description
-    return f"needed is {text}"
+        fields = getattr(section, "model_fields", {})
+        for key, field in fields.items():
+            if name in (key, field.alias):
+                section, text = field.annotation, field.description
+    return f"needed is {text}" if text else ""
 
 
 def _with_defaults(section: type[S], tree: Any) -> Any:
