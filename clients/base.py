@@ -114,21 +114,25 @@ class Client:
         return self.site.device
 
     def optimizer(
-        self, parameters: Iterable[nn.Parameter] | None = None, carried: bool = True
+        self,
+        parameters: Iterable[nn.Parameter] | None = None,
+        carried: bool = True,
+        again: bool = False,
     ) -> optim.Optimizer:
         """The run's optimizer at this round's learning rate.
 
         Args:
             parameters: the parameters that it trains; by default all of the model's.
             carried: whether the model's optimizer, with `train.carry-momentum`, continues from the
-                last round's state and keeps its state for the next round.
+                last round in which this site trained, and keeps its state for the next one.
+            again: whether it continues from this round's, as the round trains a second time.
         """
         rate = learning_rate(self.task.train, self.request.round, self.task.rounds)
         if parameters is not None:
             return self.paced(make_optimizer(parameters, self.task.train, rate))
         if not carried:
             return self.paced(make_optimizer(self.model.groups(rate), self.task.train, rate))
-        self._carried = self.workspace.optimizer(self.task, rate, self.request.round)
+        self._carried = self.workspace.optimizer(self.task, rate, self.request.round - (not again))
         return self.paced(self._carried)
 
     def paced(self, optimizer: optim.Optimizer) -> optim.Optimizer:

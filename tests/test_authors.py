@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from fedda.maths import optimal_transport, schedule
 from fedda.maths.ensemble import Heads
 from fedda.maths.mixture import Surest
 from fedda.train import learning_rate, make_optimizer
+from tests.local_grid import Bench
 
 FIGURES: dict[str, Any] = json.loads(
     (Path(__file__).parent / "reference" / "authors.json").read_text()
@@ -126,6 +128,35 @@ def test_facts_surer_head_answers_as_the_authors() -> None:
     for row, wanted in enumerate(f["answer"]):
         head.bias.copy_(torch.stack([logits[row] for logits in heads]))
         close(head(torch.zeros(1, 3, dtype=torch.float64)).exp()[0], wanted)
+
+
+def test_fact_takes_the_authors_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that is drawn again, and a head that is refitted, go on with their momentum."""
+    f = FIGURES["fact"]["rounds"]
+    nodes = []
+    for name, x in f["x"].items():
+        arrays: dict[str, Any] = dict.fromkeys(("x_train", "x_test"), np.array(x, np.float32))
+        arrays |= {"y_test": np.array(f["y"])} | ({} if name == "t" else {"y_train": f["y"]})
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+        node = {"role": "target" if name == "t" else "source", "name": name, "reproducible": True}
+        nodes.append(node | {"data": str(tmp_path / f"{name}.npz"), "min-images": 2})
+    settings = {"rounds": len(f["pairs"]), "model.hidden": str(len(f["before"]["bias"]))}
+    settings |= {"train.lr": f["lr"], "train.momentum": f["momentum"]}
+    settings |= {"train.weight-decay": f["decay"], "train.schedule": "constant"}
+    settings |= {"train.carry-momentum": True, "fact.softmax": "twice"}
+    bench = Bench(nodes, "fact", **{k.replace(".", "__"): v for k, v in settings.items()})
+    for name, value in f["before"].items():
+        bench.model[name if "." in name else f"encoder.1.{name}"] = np.array(value, np.float32)
+    for t, (pair, gap) in enumerate(zip(f["pairs"], f["discrepancy"], strict=True), start=1):
+        drawn = [node for node in bench.roster.sources if node.name in pair]
+        monkeypatch.setattr(bench.strategy, "draw", lambda sources, drawn=drawn: drawn)
+        _, numbers = bench.round(t)
+        assert numbers["discrepancy"] == pytest.approx(gap, abs=0.01)
+    names = {"weight": "1.weight", "bias": "1.bias", "scale": "2.weight", "shift": "2.bias"}
+    names |= {"mean": "2.running_mean", "variance": "2.running_var"}
+    for name, wanted in f["after"].items():
+        key = name if "." in name else f"encoder.{names[name]}"
+        close(torch.tensor(bench.model[key]), wanted)
 
 
 def test_mdan_takes_the_authors_gradient() -> None:

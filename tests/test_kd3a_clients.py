@@ -13,6 +13,7 @@ from torch import Tensor
 from clients.kd3a import Target
 from clients.site import state
 from clients.site.memory import Site
+from clients.site.workspace import Workspace
 from fedda import models, records
 from fedda.config.inputs import Inputs
 from fedda.data import Unlabelled, load_target
@@ -153,6 +154,27 @@ def test_a_site_keeps_a_limited_number_of_optimizer_files(
                 os.utime(path, (1e9 + age, 1e9 + age))
     left = {path.name.split(".optimizer")[0] for path in (tmp_path / "anna").iterdir()}
     assert left == {"c.kd3a-0.2", "c.kd3a-0.3", "d.kd3a-0.2", "d.kd3a-0.3"}
+
+
+def test_a_site_goes_on_from_its_latest_optimizer(tmp_path: Path) -> None:
+    """It may have missed rounds, and another process of it may have served the last one."""
+    first, *others = make_domains(tmp_path)
+    node = first | {"state-dir": str(tmp_path / "state")}
+    bench = Bench([node, *others], "kd3a", train__carry_momentum=True)
+    one, other = (Site(node).workspace(bench.task) for _ in range(2))
+
+    def momentum(workspace: Workspace, last: int) -> float | None:
+        state = workspace.optimizer(bench.task, 0.1, last).state.values()
+        return next((float(of["momentum_buffer"].max()) for of in state), None)
+
+    for workspace, server_round in ((one, 1), (other, 3)):
+        optimizer = workspace.optimizer(bench.task, 0.1, 0)
+        for p in workspace.model.parameters():
+            p.grad = torch.full_like(p, server_round)
+        optimizer.step()
+        workspace.carry(optimizer, bench.task, server_round)
+    assert [momentum(one, last) for last in (0, 1, 2, 3, 5)] == [None, 1, 1, 3, 3]
+    assert momentum(other, 2) == 1
 
 
 # ---- teachers whose statistics move ------------------------------------------------------------

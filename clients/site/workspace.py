@@ -111,13 +111,19 @@ class Workspace:
             self.held[name] = make()
         return self.held[name]
 
-    def optimizer(self, task: Task, rate: float, server_round: int) -> optim.Optimizer:
-        """A fresh optimizer, or with `train.carry-momentum` the last round's with a new rate."""
+    def optimizer(self, task: Task, rate: float, last: int) -> optim.Optimizer:
+        """The model's optimizer; with `train.carry-momentum` it goes on, at a new rate.
+
+        Args:
+            task: the training.
+            rate: learning rate.
+            last: it goes on from the latest round up to this one in which this site trained.
+        """
         optimizer = make_optimizer(self.model.groups(rate), task.train, rate)
-        if task.train.carry_momentum and server_round > 1:
-            saved = self.recall(task, server_round - 1, state.OPTIMIZER)
+        if task.train.carry_momentum and last > 0:
+            saved = self.latest(task, 1, last, state.OPTIMIZER)
             if saved is None:
-                logger.warning("the optimizer of round %d starts afresh", server_round)
+                logger.warning("the optimizer of round %d starts afresh", last + 1)
             else:
                 load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
         return optimizer
@@ -140,10 +146,7 @@ class Workspace:
 
     def left(self, task: Task, name: str, first: int, last: int) -> state.SiteState | None:
         """Return one thing's state after the latest of the rounds `first` to `last`, or None."""
-        rounds = [r for what, r in self._kept if what == state.METHOD and first <= r <= last]
-        saved = self._kept[state.METHOD, max(rounds)] if rounds else None
-        if saved is None:
-            saved = state.load_last(self._site, task, first, last, state.METHOD)
+        saved = self.latest(task, first, last, state.METHOD)
         if saved is None or name not in saved.about:
             return None
         return state.SiteState(saved.get(name), saved.about[name])
@@ -158,6 +161,16 @@ class Workspace:
             del self._kept[what, old]
         self._kept[what, server_round] = kept
         state.save(self._site, task, server_round, what, kept)
+
+    def latest(self, task: Task, first: int, last: int, what: str) -> state.SiteState | None:
+        """Return the state that was kept after the latest of the rounds first to last, or None.
+
+        Another process of this site may have served a round in between, and left it on the disk.
+        """
+        rounds = (r for name, r in self._kept if name == what and first <= r <= last)
+        own = max(rounds, default=first - 1)
+        newer = state.load_last(self._site, task, own + 1, last, what) if own < last else None
+        return newer or self._kept.get((what, own))
 
     def recall(self, task: Task, server_round: int, what: str) -> state.SiteState | None:
         """Return the state that was kept after a round, or None."""

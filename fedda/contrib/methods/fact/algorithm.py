@@ -16,7 +16,8 @@ which they differed least (`fact.answer`); the optimizers of its sites live for 
 (`train.carry-momentum`).
 
 A head is one linear layer here; in the authors' network for digits it has three, with dropout.
-There a site's learning rate falls with the rounds that it was drawn in, here with the run's.
+There a source's learning rate falls after each of its trainings, so before it refits, and only in
+rounds that it was drawn in; here with the run's rounds.
 """
 
 from collections.abc import Mapping

@@ -7,10 +7,9 @@ import copy
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedda import models
@@ -21,7 +20,6 @@ from fedda.clients.site.request import Numbers, Request
 from fedda.clients.site.workspace import Network
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
-from fedda.train import learning_rate, make_optimizer
 from fedda.wire.packing import Packed
 
 from . import algorithm as fact
@@ -37,8 +35,11 @@ class Source(fedavg.Source):
         return self.minimise(self.loss_of)
 
     def refit(self) -> Numbers:
-        """Fit the head to the features that the two sources' mean encoder gives."""
-        return self.minimise(self.loss_of, half_optimizer(self, self.model.head))
+        """Fit the head to the features that the two sources' mean encoder gives.
+
+        With `train.carry-momentum` the head goes on with the momentum of its training.
+        """
+        return self.minimise(self.loss_of, self.optimizer(again=True))
 
     def loss_of(self, indices: Tensor) -> Tensor:
         """The cross entropy of a mini-batch's images; while the head is refitted, by it alone."""
@@ -66,11 +67,11 @@ class Target(Client):
 
     def cross(self) -> Numbers:
         """Minimise the discrepancy by the encoder's parameters, for the images of one round."""
-        C1 = self.model.head
         kept = None if self.options.answer == "mean" else Answer(self.both())
         if kept is not None:
             self.register_state(ANSWER, kept)
-        C2 = copy.deepcopy(C1)
+        # The model's own head gets no gradient, so its optimizer moves the encoder alone.
+        C1, C2 = (copy.deepcopy(self.model.head).requires_grad_(False) for _ in range(2))
         came = self.request.arrays["head"].unpack()
         C2.load_state_dict({n.removeprefix("head."): torch.tensor(a) for n, a in came.items()})
 
@@ -78,7 +79,7 @@ class Target(Client):
             z = self.features(indices)
             return fact.discrepancy(C1(z), C2(z), self.options.softmax)
 
-        numbers = self.minimise(loss, half_optimizer(self, self.model.encoder))
+        numbers = self.minimise(loss)
         if kept is not None:
             self.settle()  # before the encoder is copied
             kept.consider(self.model.encoder, (C1, C2), numbers["loss"], self.options.answer)
@@ -142,25 +143,3 @@ class Answer(Network):
         """Continue from that state."""
         super().load_state_dict(kept, device)
         self.discrepancy = float(kept.about["discrepancy"])
-
-
-def half_optimizer(client: Client, half: nn.Module) -> optim.Optimizer:
-    """The run's optimizer of an encoder's or a head's parameters, at the rates of the whole model.
-
-    With `train.carry-momentum` it goes on from its state of the last round.
-    """
-    train, request, model = client.task.train, client.request, client.model
-    rate = learning_rate(train, request.round, client.task.rounds)
-    optimizer = make_optimizer(groups_of(model, half, rate), train, rate)
-    if train.carry_momentum:
-        client.register_state(
-            "optimizer", Network(nn.Module(), optimizer)
-        )  # without the half's weights
-    return client.paced(optimizer)
-
-
-def groups_of(model: Model, half: nn.Module, rate: float) -> list[dict[str, Any]]:
-    """Parameter groups of a half of a model, with the rates that they have in the whole."""
-    own = {id(p) for p in half.parameters()}
-    halves = [g | {"params": [p for p in g["params"] if id(p) in own]} for g in model.groups(rate)]
-    return [group for group in halves if group["params"]]
