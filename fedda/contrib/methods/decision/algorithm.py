@@ -37,7 +37,8 @@ class Config(shot.Config):
 def nearest_together(v: Tensor, mu: Tensor, w: Tensor) -> Tensor:
     """The class c with the smallest |sum_k w_k v_k - sum_k w_k mu_kc| -> label (N,).
 
-    A class that no model gave to any image has centroids of zeros only, and is nobody's label.
+    A class that no model gave to any image has centroids of zeros only, and is nobody's label; in
+    the authors' code zero can be the nearest centroid.
 
     Args:
         v: (K, N, d).
@@ -56,7 +57,8 @@ ADAPT: Hop = {
     for part, contract in shot.ADAPT.items()
 }
 
-# The authors' code: 15 epochs at the target, batches of 32.
+# The authors' code: 15 epochs at the target, batches of 32. It saves a source's last model, as is
+# done here, since what it notes as the best of ten is no copy; its rate falls with every step.
 PRESETS: dict[str, dict[str, Scalar]] = {
     "paper": shot.PRESETS["paper"] | {"train.batch-size": 32},
     "official": shot.PRESETS["official"] | {"train.batch-size": 32, "weights": "ratio"},
