@@ -11,7 +11,6 @@ from torch import Tensor
 from fedda import plugins
 from fedda.data import categories, naming
 from fedda.data.cache import key_of
-from fedda.data.columns import FILES
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.gaps import Gaps, warnings_of
 from fedda.data.naming import listed
@@ -19,6 +18,7 @@ from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
+from fedda.data.table_files import FILES
 from fedda.data.unify import conform
 from fedda.errors import DataError
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedda.data import named_files, naming
-from fedda.data.columns import csvs
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sound, survey
 from fedda.data.samples import EXTENSIONS, is_dicom, volumes
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
+from fedda.data.table_files import csvs
 from fedda.errors import DataError
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})

@@ -12,7 +12,7 @@ from fedda import __version__
 from fedda.data import number_table
 from fedda.data.array_file import ArrayFile, readers
 from fedda.data.cache import Cache
-from fedda.data.columns import FILES, IMAGES, headings, parts_of
+from fedda.data.columns import IMAGES, headings
 from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.gaps import empty_columns
@@ -32,6 +32,7 @@ from fedda.data.sets import (
     align,
 )
 from fedda.data.table import Table
+from fedda.data.table_files import FILES, parts_of
 from fedda.errors import ConfigError, DataError, RunError
 
 Notice = Callable[[str], object] | None

@@ -24,17 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.data import naming
-from fedda.data.columns import (
-    IMAGES,
-    KEYS,
-    MANIFEST,
-    SPLITS,
-    Columns,
-    headings,
-    others,
-    parts_of,
-    read,
-)
+from fedda.data.columns import IMAGES, KEYS, Columns, headings, read
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.inside import Inside
 from fedda.data.named_files import NamedFiles
@@ -42,6 +32,7 @@ from fedda.data.naming import listed
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, sound, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
+from fedda.data.table_files import MANIFEST, SPLITS, others, parts_of
 from fedda.errors import DataError
 from fedda.files import claim, place
 
