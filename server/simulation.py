@@ -363,9 +363,10 @@ def folders(
     targets = {target} if target in found else {*target.split(",")}
     if missing := sorted(targets - set(found)):
         names = ", ".join(found) or "nothing"
+        lacks = f"{root} has no domain '{missing[0]}', it"
         raise RunError(
-            f"{root} has no domain '{missing[0]}', it has {names}; choose one as --target, or "
-            "several with commas."
+            f"{lacks if missing[0] else f'no target is named, and {root}'} has {names}; choose one "
+            "as --target, or several with commas."
         )
     odd = sorted(set(poison) - (set(found) - targets))
     if odd:

@@ -346,6 +346,14 @@ def test_a_folder_has_one_server(tmp_path: Path) -> None:
         refused(fedda("superlink", "--insecure", "--dir", tmp_path), 1, "Another server runs from")
 
 
+def test_a_simulation_without_a_target_says_which_there_are(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / "sites" / name).mkdir(parents=True)
+    words = ("run", "fedavg", "--dir", tmp_path / "runs", "--simulate", tmp_path / "sites")
+    refused(fedda(*words), 1, "no target is named, and", "has north, south; choose one as --target")
+    refused(fedda(*words, "--target", "x"), 1, "has no domain 'x', it has north, south; choose")
+
+
 # ---- sites -------------------------------------------------------------------------------------
 
 

@@ -151,13 +151,20 @@ def test_a_table_that_is_no_site_is_passed_over_with_the_reason(tmp_path: Path) 
         (tmp_path / f"{name}.csv").write_bytes(text.encode("latin-1"))
     head, *reasons = data.passed_over(tmp_path).split("\n  ")
     assert [*data.domains(tmp_path)] == ["north"]
-    assert head.endswith("3 files are no sites and are passed over (east.csv, south.csv, west.csv)")
+    assert head.endswith("no sites, and passed over: east.csv, south.csv, west.csv")
     for reason, part in zip(
         reasons, ("write it as UTF-8", "--columns label=Label", "no column label"), strict=True
     ):
         assert part in reason
     (tmp_path / "notes.txt").touch()
     assert "a site is a folder or one of .csv" in data.passed_over(tmp_path)
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_folder_of_one_table_says_how_to_give_it(tmp_path: Path, role: Any) -> None:
+    (tmp_path / "Data.CSV").write_text("age,label\n1,a\n2,b\n")
+    with pytest.raises(DataError, match=r"\(Data\.CSV is a table: give its own path"):
+        data.describe(tmp_path, role)
 
 
 def test_hugging_face_parquet(tmp_path: Path) -> None:

@@ -373,12 +373,8 @@ def passed_over(root: Path, reading: Reading = AS_IT_IS, targets: Collection[str
         return ""
     reasons = [*filter(None, (_why_no_site(path, reading) for path in files))]
     kinds = "" if len(reasons) == len(files) else f"; a site is a folder or one of {_SITE_FILES}"
-    are = (
-        "1 file is no site and is"
-        if len(files) == 1
-        else f"{len(files)} files are no sites and are"
-    )
-    head = f"{root}: {are} passed over ({listed([path.name for path in files])}){kinds}"
+    names = listed([path.name for path in files])
+    head = f"{root}: no sites, and passed over: {names}{kinds}"
     return "\n  ".join([head, *reasons[:MOST_NAMED]])
 
 

@@ -44,15 +44,21 @@ def is_dicom(file: Path) -> bool:
         return False
 
 
+_NO_IMAGES = {
+    (
+        ".nii",
+        ".nii.gz",
+    ): "NIfTI, a volume of many images, which is not read: save the slices to use as PNG or DICOM",
+    (".csv", ".parquet"): "a table: give its own path, or in a simulation put it in this folder's "
+    "place, under the site's name",
+}
+
+
 def volumes(files: Iterable[Path]) -> str:
-    """A sentence if some of these files that are no images are volumes; else empty."""
-    found = next((f.name for f in files if f.name.lower().endswith((".nii", ".nii.gz"))), "")
-    return (
-        f" ({found} is NIfTI, a volume of many images, which is not read: save the slices to use "
-        "as PNG or DICOM)"
-        if found
-        else ""
-    )
+    """A sentence if some of these files that are no images are volumes or tables; else empty."""
+    names = [file.name for file in files]
+    kinds = ((n, of) for end, of in _NO_IMAGES.items() for n in names if n.lower().endswith(end))
+    return next((f" ({name} is {kind})" for name, kind in kinds), "")
 
 
 class Deep(NamedTuple):
