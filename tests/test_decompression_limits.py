@@ -16,8 +16,8 @@ from fedda.contrib.readers import dicom
 from fedda.data import columns, decompression_limits, pixels
 from fedda.data.form import Form
 from fedda.errors import DataError
+from tests.contrib.readers.test_radiographs import dicom as written
 from tests.fuzzing import peak
-from tests.test_radiographs import dicom as written
 
 SIDE = 12_000  # pixels: 144 million of them are allowed with Pillow's own limit
 BYTES = np.arange(64, dtype=np.uint8).reshape(8, 8)

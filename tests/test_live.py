@@ -26,8 +26,8 @@ from server.run import claim
 from server.superlink.filter import LocalOnly
 from server.watching.live import EVENTS, METRICS, PAGE, Live, of_its_own, version_of
 from tests.browser import CHROMIUM, browser
+from tests.contrib.report.test_page import EVIL, Read
 from tests.patience import PATIENCE
-from tests.test_page import EVIL, Read
 from tests.test_story import SETTINGS, events
 
 

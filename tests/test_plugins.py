@@ -33,10 +33,10 @@ from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
 from tests import test_packaging
+from tests.contrib.report.test_report import results
 from tests.local_grid import PLAIN, Bench, Crossing, Node, ScriptedGrid, make_domains, run
 from tests.patience import PATIENCE
 from tests.test_packaging import sh
-from tests.test_report import results
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.contrib.report.test_page import Read
 from tests.federation import LIVE, Federation, Operator
 from tests.patience import PATIENCE, wait_until
 from tests.test_metrics import samples
-from tests.test_page import Read
 
 WORKING = "fedda_sites_working"
 ADDRESSES = ["/live", "/live/events", "/metrics"]

@@ -20,6 +20,7 @@ from pydicom.uid import ExplicitVRBigEndian
 
 from fedda import data
 from fedda.errors import DataError
+from tests.contrib.readers.test_radiographs import dicom
 from tests.field.written import (
     DEFLATE,
     GRAY,
@@ -33,7 +34,6 @@ from tests.field.written import (
     png,
     tiff,
 )
-from tests.test_radiographs import dicom
 
 RNG = np.random.default_rng(0)
 SHAPE = (6, 10)

@@ -37,7 +37,7 @@ from fedda.contrib.report.page import page
 from fedda.contrib.report.page.noted import Noted
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig
-from tests.test_page import Read, results
+from tests.contrib.report.test_page import Read, results
 
 D, SIZES = 24, (10, 6)
 SMALL = SumSettings("dils", p=2, min_examples=16, network=DiscriminatorConfig(sizes="10,6"))

@@ -12,8 +12,8 @@ from fedda.contrib.audit.finding import Audit, Finding
 from fedda.contrib.audit.prove import ABOVE, Proof
 from fedda.contrib.report.page import evidence
 from fedda.errors import ConfigError
-from tests.test_audits import made, run_audit
-from tests.test_page import Read
+from tests.contrib.audit.test_audits import made, run_audit
+from tests.contrib.report.test_page import Read
 
 
 def row(attack: str, on: str, examples: int, **recovered: float) -> Finding:

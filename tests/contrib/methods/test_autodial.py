@@ -17,9 +17,9 @@ from fedda.contrib.methods.autodial.algorithm import Aligned, layers, mixture
 from fedda.contrib.methods.autodial.client import bounded
 from fedda.contrib.methods.autodial.strategy import joined
 from fedda.errors import ConfigError, QuorumError
+from tests.contrib.methods.test_fact import batches_of
 from tests.local_grid import CLASSES, EXAMPLES, SOURCES, Bench, Node, assert_close, never, sent_by
 from tests.reference import autodial as twin
-from tests.test_fact import batches_of
 
 STEP: dict[str, Any] = {
     "train__batch_size": 1000,  # a round is one step

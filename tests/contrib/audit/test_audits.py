@@ -26,7 +26,7 @@ from fedda.contrib.report.page import page
 from fedda.contrib.report.page.noted import Noted
 from fedda.errors import ConfigError, DataError
 from fedda.train import generator
-from tests.test_page import Read, results
+from tests.contrib.report.test_page import Read, results
 
 NAMES = ("0", "1", "2")
 

@@ -119,7 +119,7 @@ def test_weights_are_means_of_the_last_round_and_zero_for_a_site_left_out() -> N
 
 
 def test_the_page_about_json_names_the_scores() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "json.md").read_text()
     (named,) = re.findall(r"the accuracies \((.+?)\)", page)
     scores = summary(results())["methods"]["kd3a"]
     assert {f"`{k}`" for k, v in scores.items() if isinstance(v, dict) and "mean" in v} == {

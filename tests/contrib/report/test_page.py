@@ -22,7 +22,7 @@ from fedda.contrib.report.page.noted import Noted, collect
 from fedda.contrib.report.page.script import SCRIPT
 from fedda.errors import RunError
 from fedda.results.read import load
-from tests.test_report import SITES, first, training, without
+from tests.contrib.report.test_report import SITES, first, training, without
 
 EVIL = "<script>alert('x')<\"&script>"
 

@@ -8,8 +8,8 @@ import pytest
 from fedda.contrib.report.page import page
 from fedda.contrib.report.page.noted import Noted, collect
 from tests.browser import CHROMIUM, Tab, browser
+from tests.contrib.report.test_page import results, write_notes
 from tests.patience import wait_until
-from tests.test_page import results, write_notes
 
 NAMES = ["laptop_computer", "mobile_phone", "file_cabinet", "headphones", "desk_lamp", "WWWWWWWW"]
 
