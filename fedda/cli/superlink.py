@@ -45,6 +45,9 @@ def superlink(
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
     any_app: Annotated[bool, typer.Option("--any-app", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+    former: Annotated[
+        str | None, typer.Option("--exchange-port", "--exchange-host", hidden=True)
+    ] = None,
 ) -> None:
     """Start the server: sites get the Fleet API only, over TLS and with a registered key.
 
@@ -79,6 +82,10 @@ def superlink(
     with clear_exit():
         if parent_pid is not None:
             watch_parent(parent_pid)
+        if former is not None:
+            echo(
+                "note: the exchange has no port of its own any more: leave its option out", err=True
+            )
         public = Address(read_host(host), port)
         directory = directory.absolute()
         gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
