@@ -45,9 +45,7 @@ def superlink(
     reserved: Annotated[bool, typer.Option("--reserved", hidden=True)] = False,
     any_app: Annotated[bool, typer.Option("--any-app", hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
-    former: Annotated[
-        str | None, typer.Option("--exchange-port", "--exchange-host", hidden=True)
-    ] = None,
+    old: Annotated[str, typer.Option("--exchange-port", "--exchange-host", hidden=True)] = "",
 ) -> None:
     """Start the server: sites get the Fleet API only, over TLS and with a registered key.
 
@@ -82,7 +80,7 @@ def superlink(
     with clear_exit():
         if parent_pid is not None:
             watch_parent(parent_pid)
-        if former is not None:
+        if old:
             echo(
                 "note: the exchange has no port of its own any more: leave its option out", err=True
             )
@@ -125,7 +123,7 @@ def superlink(
             except Exception as error:
                 # A half-copied key file must not end a server that sites depend on.
                 log.warning(
-                    "changes of the keys in %s could not be applied: %s", directory / "nodes", error
+                    "changes of the keys in %s/nodes cannot be applied: %s", directory, error
                 )
 
         def ready() -> None:
