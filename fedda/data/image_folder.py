@@ -235,8 +235,9 @@ class ImageFolder:
                 others = listed([entry.name for entry in [*folders, *strays]], 3)
                 raise DataError(
                     f"the class folder {folder} holds no images, only {others}{volumes(strays)}: "
-                    f"put images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, or give "
-                    f"its path instead if it is the folder of a whole site"
+                    f"put images into it ({listed(sorted(EXTENSIONS), 9)}), remove it, give its "
+                    f"path instead if it is the folder of a whole site, or call it train or test "
+                    f"if it is one of these"
                 )
             self._warn_passed_over(folder, strays, "files that are not images")
             self._warn_passed_over(folder, folders, "folders inside a class folder")
