@@ -167,10 +167,11 @@ class Workspace:
 
         Another process of this site may have served a round in between, and left it on the disk.
         """
-        rounds = (r for name, r in self._kept if name == what and first <= r <= last)
-        own = max(rounds, default=first - 1)
+        every = self._kept.items()
+        kept = {r: held for (name, r), held in every if name == what and first <= r <= last}
+        own = max(kept, default=first - 1)
         newer = state.load_last(self._site, task, own + 1, last, what) if own < last else None
-        return newer or self._kept.get((what, own))
+        return newer or kept.get(own)
 
     def recall(self, task: Task, server_round: int, what: str) -> state.SiteState | None:
         """Return the state that was kept after a round, or None."""

@@ -70,7 +70,8 @@ def test_each_form_is_a_site_and_all_else_is_named(tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     assert list(data.domains(tmp_path)) == names
     said = data.passed_over(tmp_path)
-    assert "2 files" in said and "README.md" in said and "costs.csv" in said
+    assert "no sites, and passed over: README.md, costs.csv" in said
+    assert "a source needs labels" in said
 
 
 @pytest.mark.parametrize("form", ["npz", "h5", "csv", "parquet"])
