@@ -45,10 +45,8 @@ def is_dicom(file: Path) -> bool:
 
 
 _NO_IMAGES = {
-    (
-        ".nii",
-        ".nii.gz",
-    ): "NIfTI, a volume of many images, which is not read: save the slices to use as PNG or DICOM",
+    (".nii", ".nii.gz"): "NIfTI, a volume of many images, which is not read: save the slices to "
+    "use as PNG or DICOM",
     (".csv", ".parquet"): "a table: give its own path, or in a simulation put it in this folder's "
     "place, under the site's name",
 }
