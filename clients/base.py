@@ -113,11 +113,6 @@ class Client:
     def device(self) -> torch.device:
         return self.site.device
 
-    @property
-    def rate(self) -> float:
-        """This round's learning rate."""
-        return learning_rate(self.task.train, self.request.round, self.task.rounds)
-
     def optimizer(
         self,
         parameters: Iterable[nn.Parameter] | None = None,
@@ -132,7 +127,7 @@ class Client:
                 last round in which this site trained, and keeps its state for the next one.
             again: whether it continues from this round's, as the round trains a second time.
         """
-        rate = self.rate
+        rate = learning_rate(self.task.train, self.request.round, self.task.rounds)
         if parameters is not None:
             return self.paced(make_optimizer(parameters, self.task.train, rate))
         if not carried:

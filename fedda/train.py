@@ -163,7 +163,7 @@ def windows(
         yield from images[draw].tensor_split(p)[max(first - begin, 0) : stop - begin]
 
 
-def learning_rate(config: TrainConfig, server_round: float, rounds: int) -> float:
+def learning_rate(config: TrainConfig, server_round: int, rounds: int) -> float:
     """The rate of one round: lr in the first, lr-end in the last.
 
     `ganin` is the rate of Ganin et al., JMLR 2016, section 5.2.2, and of SHOT: lr (1 + 10 q)^-.75.

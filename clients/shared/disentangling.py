@@ -20,7 +20,7 @@ from fedda.adversarial.disentangle import (
     reconstruction,
 )
 from fedda.models import evaluating
-from fedda.train import make_optimizer, seed_for
+from fedda.train import learning_rate, make_optimizer, seed_for
 
 from ..base import Client
 from ..site.workspace import Network
@@ -68,7 +68,7 @@ class Disentangling:
         """The run's optimizer, at the rate of the model's new layers times `fada.pace`."""
         client = self.client
         train, pretrained = client.task.train, client.model.pretrained
-        rate = client.rate
+        rate = learning_rate(train, client.request.round, client.task.rounds)
         rate *= self.options.pace * (NEW_LAYERS if pretrained else 1)
         return client.paced(make_optimizer(module.parameters(), train, rate))
 

@@ -3,7 +3,6 @@
 import copy
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from torch.nn import functional as F
 
 from clients.site.memory import resident
 from fedda import models, records
-from fedda.config import ModelConfig, TrainConfig
+from fedda.config import ModelConfig
 from fedda.contrib.methods.fact import algorithm as fact
-from fedda.contrib.methods.fact.client import Answer, Source
+from fedda.contrib.methods.fact.client import Answer
 from fedda.data import Labelled, load_source, load_target
 from fedda.errors import ConfigError, QuorumError
 from fedda.train import round_images, seed_for
@@ -37,15 +36,6 @@ from tests.test_shot import with_state
 
 FACT: dict[str, Any] = {"train.momentum": 0.9, "train.lr": 0.05, "train.schedule": "constant"}
 FACT |= {"model.bottleneck": 6}
-
-
-def test_a_sources_rate_falls_with_the_rounds_that_it_is_drawn_in() -> None:
-    """By hand: of four sources one is drawn every second time, of two always."""
-    train = TrainConfig(lr=0.4, lr_end=0.0, schedule="linear")
-    for sites, rate in ((3, 0.2), (5, 0.3), (0, 0.2)):
-        task = SimpleNamespace(train=train, rounds=11, sites=sites)
-        source = SimpleNamespace(task=task, request=SimpleNamespace(round=6))
-        assert Source.rate.fget(source) == pytest.approx(rate)  # type: ignore[attr-defined]
 
 
 def test_the_discrepancy_by_hand() -> None:

@@ -17,7 +17,7 @@ which they differed least (`fact.answer`); the optimizers of its sites live for 
 
 A head is one linear layer here; in the authors' network for digits it has three, with dropout.
 There a source's learning rate falls after each of its trainings, so before it refits, and only in
-rounds that it was drawn in; here as fast as is expected of that, for all sources alike.
+rounds that it was drawn in; here with the run's rounds.
 """
 
 from collections.abc import Mapping

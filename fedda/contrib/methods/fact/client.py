@@ -20,7 +20,6 @@ from fedda.clients.site.request import Numbers, Request
 from fedda.clients.site.workspace import Network
 from fedda.data import Unlabelled
 from fedda.models import Extension, Model
-from fedda.train import learning_rate
 from fedda.wire.packing import Packed
 
 from . import algorithm as fact
@@ -34,13 +33,6 @@ class Source(fedavg.Source):
     def train(self) -> Numbers:
         """Train the whole model."""
         return self.minimise(self.loss_of)
-
-    @property
-    def rate(self) -> float:
-        """It falls with the rounds that a source is drawn in: as many as are expected."""
-        drawn = 2 / max(2, self.task.sites - 1)
-        done = (self.request.round - 1) * drawn
-        return learning_rate(self.task.train, 1 + done, self.task.rounds)
 
     def refit(self) -> Numbers:
         """Fit the head to the features that the two sources' mean encoder gives.
