@@ -125,3 +125,13 @@ def test_a_strict_state_is_an_error_if_its_last_round_is_missing(node: Node) -> 
     ask(node, 2, Strict)
     with pytest.raises(LostError, match="lost its state of round 3"):
         ask(node, 4, Strict)
+
+
+def test_a_state_is_of_the_rounds_that_are_asked_for(node: Node) -> None:
+    """Also where the site still remembers an earlier one."""
+    ask(node, 1)
+    ask(node, 2)
+    site: Site = resident(tuple(sorted(node.items())))
+    left = site.workspace(a_task()).left
+    assert left(a_task(), "second", 1, 2) and left(a_task(), "second", 2, 3)
+    assert left(a_task(), "second", 3, 3) is None
