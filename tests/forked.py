@@ -11,23 +11,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import IO, Any
 
 from fedda import flower
 from fedda.ops.spawn import Process, die_with_parent
 
-MODULES = ["clients.app", "clients.node.resident", "fedda.cli", *flower.OF_THE_SERVER, "torch"]
+MODULES = ["clients.app", "clients.node.resident", "fedda.cli", *flower.OF_THE_SERVER, "server.app"]
+MODULES += ["torch._dynamo", "matplotlib.figure"]  # which the first optimizer, and a report, import
+OF = "fork-of-"  # the name of a fork, before the number of the process that started it
+# Programs that a SuperLink starts by their names, and where each begins.
+SCRIPTS = {
+    "flower-superexec": ("flwr.supercore.cli", "flower_superexec"),
+    "flwr-serverapp": ("flwr.superlink.cli", "flwr_serverapp"),
+}
+MODULES += [module for module, _ in SCRIPTS.values()]
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Child:
     """A fork that runs `python -m module`, with the members of `subprocess.Popen` that are used."""
 
-    def __init__(
-        self, module: str, words: Sequence[str], env: Mapping[str, str], out: IO[bytes]
-    ) -> None:
-        job = module, [*words], dict(env), os.getcwd(), out.name
+    def __init__(self, module: str, words: Sequence[str], env: Mapping[str, str], log: str) -> None:
+        job = module, [*words], dict(env), os.getcwd(), log, os.getpid()
         self._process: BaseProcess = CONTEXT.Process(target=_run, args=job, daemon=True)
         self._process.start()
         assert self._process.pid is not None
@@ -58,8 +66,20 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(module: str, words: list[str], env: dict[str, str], folder: str, log: str) -> None:
+class Popen(subprocess.Popen[Any]):
+    """Stands in a SuperLink for `subprocess.Popen`: its own programs become forks as well."""
+
+    def __new__(cls, args: Sequence[str], **options: Any) -> Any:
+        if args[0] not in SCRIPTS:
+            return super().__new__(cls)
+        return Child(args[0], args[1:], os.environ, os.readlink("/proc/self/fd/1"))
+
+
+def _run(
+    module: str, words: list[str], env: dict[str, str], folder: str, log: str, starter: int
+) -> None:
     os.setsid()
+    Path("/proc/self/comm").write_text(f"{OF}{starter}")  # to `processes` it is who started this
     die_with_parent()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a fork server ignores it
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
@@ -74,6 +94,10 @@ def _run(module: str, words: list[str], env: dict[str, str], folder: str, log: s
     places = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     sys.path[:] = [folder, *places, *(p for p in sys.path if p not in (folder, *places))]
     sys.argv = [module, *words]
+    subprocess.Popen = Popen  # type: ignore[misc]
+    if module in SCRIPTS:
+        place, name = SCRIPTS[module]
+        sys.exit(getattr(import_module(place), name)())
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -81,7 +105,7 @@ def begin(self: Process, out: IO[bytes]) -> Any:
     """Stand in for `Process.begin`: a fork, if it is a module of this Python."""
     if self.command[:2] != [sys.executable, "-m"] or self.env.get("FEDDA_COLD"):
         return COLD(self, out)
-    return Child(self.command[2], self.command[3:], self.env, out)
+    return Child(self.command[2], self.command[3:], self.env, out.name)
 
 
 COLD = Process.begin

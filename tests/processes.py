@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fedda.ops.federation import Deployment
 
+from .forked import OF
 from .patience import wait_until
 
 Hub = TypeVar("Hub", bound=Deployment)
@@ -147,9 +148,11 @@ def leaving_nothing(federation: Hub) -> Iterator[Hub]:
 
 def _line(entry: Path) -> Line | None:
     try:
-        state, parent, _, session, *more = (entry / "stat").read_text().rpartition(")")[2].split()
+        name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+        state, parent, _, session, *more = rest.split()
     except (OSError, ValueError):
         return None
     if state in ENDED:
         return None
-    return Line(Member(int(entry.name), more[15]), int(parent), int(session))
+    starter = int(name.removeprefix(OF) if name.startswith(OF) else parent)
+    return Line(Member(int(entry.name), more[15]), starter, int(session))
