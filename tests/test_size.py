@@ -27,7 +27,7 @@ BUDGETS = {
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
     "fedda/contrib/report": 2_400,
-    "fedda/data": 4_850,
+    "fedda/data": 4_875,
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,

@@ -28,6 +28,7 @@ KEYS = ("id", "key")  # columns that name rows
 
 _DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
 _DECIMAL = re.compile(r"\s*[+-]?\d+,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
+_POINT = re.compile(r"\s*[+-]?(\d+\.\d+(e[+-]?\d+)?|\d{1,3}(\.\d{3})+)\s*", re.IGNORECASE)
 _ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
 _ROWS = 64  # read at a time of a file with texts or images, or of very many columns
 _FEW = 1 << 12  # cells of a CSV file: with more of them a processor's cache does not hold them
@@ -250,13 +251,40 @@ def _of_csv(
             whole = _even(file, rows, len(there))
             many = max(_ROWS, _FEW // max(1, len(there)))
             comma = {*numbers} if rows.dialect.delimiter == ";" else set[str]()
+            seen = dict[re.Pattern[str], str]()
             while columns := [*zip(*islice(whole, many), strict=True)]:
+                for name in comma & {*places}:
+                    _check_points(file, name, columns[places[name]], seen)
                 yield {
                     name: [*map(_with_point, columns[at])] if name in comma else columns[at]
                     for name, at in places.items()
                 }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
+
+
+def _check_points(
+    file: Path, name: str, cells: Sequence[str], seen: dict[re.Pattern[str], str]
+) -> None:
+    """Refuse a file with decimal commas and points: 1.776 beside 36,1 may be 1776.
+
+    Args:
+        file: it.
+        name: a column of numbers.
+        cells: some of its rows.
+        seen: the first cell of either kind in the file, written here.
+
+    Raises:
+        DataError: the file has both.
+    """
+    for kind in (_DECIMAL, _POINT):
+        if kind not in seen and (cell := next(filter(kind.fullmatch, cells), None)) is not None:
+            seen[kind] = f"{cell.strip()} in the column {name}"
+    if len(seen) == 2:
+        raise DataError(
+            f"{file} has {seen[_DECIMAL]}, whose comma is decimal, and {seen[_POINT]}, whose "
+            "point may be either: write all numbers with a decimal point and without other marks"
+        )
 
 
 def _with_point(cell: str) -> str:

@@ -209,6 +209,17 @@ def test_a_name_may_hold_for_one_site_alone() -> None:
             Reading.of(columns=odd).at("north")
 
 
+@pytest.mark.parametrize("cell", ["1.776", "1.234.567", "101.5"])
+def test_a_point_beside_decimal_commas_is_refused(tmp_path: Path, cell: str) -> None:
+    """With German marks 1.776 is 1776: read as a number it would be a thousandth of that."""
+    rows = [f"3{i % 10},1;{811 if i < 700 else cell};{i % 2}" for i in range(1500)]
+    (tmp_path / "a.csv").write_text("\n".join(["temp;platelets;label", *rows]))
+    with pytest.raises(DataError, match=f"30,1 in the column temp.*{cell} in the column platelets"):
+        data.verify(tmp_path / "a.csv", "source")
+    (tmp_path / "b.csv").write_text((tmp_path / "a.csv").read_text().replace(cell, "1776"))
+    assert data.verify(tmp_path / "b.csv", "source").train == 1500
+
+
 def test_sites_with_labels_of_other_names_columns_to_leave_out_and_decimal_commas(
     tmp_path: Path,
 ) -> None:
