@@ -1,6 +1,7 @@
 """`input.window=own`: each site scales its own vectors, in training, tests and predictions."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,11 @@ def test_tests_are_scaled_as_the_training_vectors_are(place: Path) -> None:
     tests, before = data.load_evaluation(place, reading=OWN), data.load_evaluation(place)
     assert tests is not None and before is not None
     torch.testing.assert_close(tests.x, OwnColumns(plain.x, place, OWN)(before.x))
+    # Predictions are made of the same numbers, whichever part is asked for, and like the site.
+    alone = replace(OWN, split="test")
+    for whose, reading, start in ((None, alone, 0), (place, alone, 0), (None, OWN, len(own.x))):
+        found = data.batches(place, tests.shape, 16, reading=reading, like=whose)
+        assert torch.equal(torch.cat([each.examples.x for each in found])[start:], tests.x)
 
 
 def test_sites_with_other_units_train_a_model_together() -> None:

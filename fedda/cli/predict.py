@@ -43,8 +43,8 @@ def predict(
     apostrophe. Images are converted to the size and colours that the model was trained with; give
     --gray-bits as at the sites that trained it. With --skip-broken, images that cannot be read get
     no row. With --split, only this part of DIR is read. Vectors of a model that was trained with
-    input.window=own or input.missing are scaled, and their gaps filled, by means of their own, as
-    no site's are in the model's file; give --like for a few of them.
+    input.window=own or input.missing are scaled, and their gaps filled, by means of DIR's training
+    part, or of all where it has none: no site's are in the model's file; give --like for a few.
 
       fedda predict runs/kd3a ./clinic-b --out clinic-b.csv
 
@@ -56,8 +56,8 @@ def predict(
         out: Write to this file, not to stdout.
         batch: Examples at a time.
         device: auto, cpu or cuda:N.
-        like: With input.window=own or input.missing: scale vectors, and fill their gaps, by this
-            site's means and not by their own.
+        like: With input.window=own or input.missing: scale vectors, and fill their gaps, by means
+            of this site's training part and not of DIR's.
     """
     with clear_exit():
         for text in _warnings(model):

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedda.config.inputs import INDICATOR
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
+from fedda.data.gaps import CHUNK
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.inside import Inside
 from fedda.data.load import open_site
@@ -62,7 +64,7 @@ def stream(
         resize: how images come to the model's size, `stretch` or `crop`.
         reading: what is said of the files. With a split, only its examples are read.
         like: with `input.window=own` or `input.missing`, the site whose means scale the examples
-            and fill their gaps; by default the examples' own.
+            and fill their gaps, those of its training part as in a run; by default this data's.
 
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
@@ -84,14 +86,25 @@ def batches(
         shape = (shape[0] // 2,)  # the other half are the indicators
     own = None
     if reading.own or (len(shape) == 1 and (reading.fills or reading.scales)):
-        found = _batches(like or path, shape, batch, resize, reading)
-        own = own_columns(torch.cat([each.examples.x for each in found]), like or path, reading)
+        own = own_columns(_training(like or path, shape, reading), like or path, reading)
     for some in _batches(path, shape, batch, resize, reading):
         if own is None:
             own_columns(some.examples.x, path, reading)  # refuses gaps
             yield some
         else:
             yield some._replace(examples=own.of(some.examples))
+
+
+def _training(path: str | Path, shape: tuple[int, ...], reading: Reading) -> Tensor:
+    """The vectors that a target would train on -> (N, d): all where there is no training part."""
+    try:
+        found = open_site(path, replace(reading, split="")).target(Form(), None).x
+    except DataError:  # it has tests alone, or a part of another name
+        return torch.cat(
+            [each.examples.x for each in _batches(path, shape, CHUNK, "stretch", reading)]
+        )
+    _check(f"{path} holds", tuple(found.shape[1:]), shape)
+    return found
 
 
 def _batches(

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedda import plugins
 from fedda.results.escaping import markdown
 from fedda.results.progress import clock
 from fedda.results.read import counted
@@ -66,11 +65,8 @@ def _rounds(plan: Plan) -> str:
 
 def _settings(plan: Plan) -> str:
     usual = defaults()
-    own = {
-        k: v
-        for k, v in lasting(plan.settings, plugins.methods()).items()
-        if not k.startswith("run.")
-    }
+    trained = [v.method for v in plan.variants]
+    own = {k: v for k, v in lasting(plan.settings, trained).items() if not k.startswith("run.")}
     return ", ".join(f"`{k}={_value(v)}`" for k, v in own.items() if v != usual.get(k))
 
 
