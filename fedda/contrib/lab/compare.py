@@ -142,6 +142,8 @@ def _print_failures(plan: "Plan", failed: dict["Cell", str]) -> None:
 
 def _command(context: typer.Context) -> str:
     """Return the command line, with names in place of paths on this machine."""
+    from fedda.contrib.lab.comparison.about import without_folders
+
     words = ["fedda", "compare"]
     for parameter in context.command.params:
         name, value = str(parameter.name), context.params.get(str(parameter.name))
@@ -149,11 +151,5 @@ def _command(context: typer.Context) -> str:
             continue
         for each in value if isinstance(value, list | tuple) else [value]:
             words += [] if parameter.param_type_name == "argument" else [parameter.opts[0]]
-            words += [] if each is True else [_placeless(str(each))]
+            words += [] if each is True else [without_folders(str(each))]
     return shlex.join(words)
-
-
-def _placeless(text: str) -> str:
-    """Return a value, or a setting KEY=VALUE, with a path cut to its last name."""
-    key, equals, value = text.rpartition("=")
-    return f"{key}{equals}{Path(value).name}" if "/" in value else text

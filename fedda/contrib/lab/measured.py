@@ -102,9 +102,12 @@ def as_markdown(choice: Choice) -> str:
         row += [f"{100 * found.low:.0f} to {100 * found.high:.0f}"]
         own = variant == choice.reference
         rows.append([*row, "" if own else f"{choice.differs(variant):.2g}"])
+    rights = [sum(right) for right in choice.right.values()]
     why = "It has most of the labelled images right."
-    if taken == choice.reference and order[0] != taken:
+    if sum(choice.right[taken]) < max(rights):
         why = "The labels do not tell it from those that have more images right."
+    elif rights.count(max(rights)) > 1:
+        why = "None has more of the labelled images right."
     heads = ["refined", "right", "accuracy in %", "interval", f"p beside {choice.reference.name}"]
     return "\n".join(
         [

@@ -24,6 +24,7 @@ from fedda.cli import app
 from fedda.config.sections import Flat
 from fedda.contrib.lab.comparing import train
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
+from fedda.contrib.lab.comparison.about import about, without_folders
 from fedda.contrib.lab.comparison.figure import draw
 from fedda.contrib.lab.comparison.headway import CellsDisplay
 from fedda.contrib.lab.comparison.plan import WITHOUT
@@ -92,6 +93,20 @@ def note(notices: Notices) -> workers.Notify:
 
 def ignore(what: str, cell: Cell, value: Any) -> None:
     """Ignore a notification."""
+
+
+def test_a_text_to_share_has_values_as_given_and_no_folders(tmp_path: Path) -> None:
+    for value in ("input.categories=sex=F/female|M/male", "input.window=age=54/9,chol=240/50"):
+        assert without_folders(value) == value
+    assert without_folders(f"model.weights={tmp_path}/a.pt") == "model.weights=a.pt"
+    assert without_folders(f"kd3a,x={tmp_path},y=2") == f"kd3a,x={tmp_path.name},y=2"
+
+
+def test_a_comparisons_head_has_the_settings_of_what_it_trains(root: Path, tmp_path: Path) -> None:
+    settings = {"kd3a.vote": "hard", "fedprox.mu": 0.7, "input.categories": "sex=F/female|M/male"}
+    facts = "\n".join(about(plan(root, tmp_path, settings=TINY | settings)))
+    assert "fedprox.mu=0.7" in facts and "input.categories=sex=F/female|M/male" in facts
+    assert "kd3a" not in facts
 
 
 def score(variant: str, target: str, seed: int, last: float | None, selected: Any = None) -> Score:

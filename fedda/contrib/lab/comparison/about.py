@@ -1,6 +1,7 @@
 """The text above a comparison's tables: command, data, settings, versions, dates."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,8 +72,17 @@ def _settings(plan: Plan) -> str:
 
 
 def _value(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return Path(text).name if "/" in text else text  # no folders of this machine in a text to share
+    return without_folders(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def without_folders(text: str) -> str:
+    """A value, or settings KEY=VALUE,..., with each path cut to its last name.
+
+    A text to share names no folders of this machine. `F/female` is no path, unless it is there.
+    """
+    parts = re.split("([=,])", text)
+    paths = [p for p in parts if "/" in p and (p[:1] in "/~" or Path(p).exists())]
+    return "".join(Path(p).name if p in paths else p for p in parts)
 
 
 def _variants(variants: Sequence[Variant]) -> list[str]:
