@@ -221,9 +221,15 @@ def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> ros
         text = f"claims {joined.counts[name]} examples and counts as {members.counts[name]}"
         text += " beside all sources"
         journal.trouble("bounded", name, f"{text}; guard.max-examples says how many may count")
-    for name, classes in joined.alone().items():
+    alone = joined.alone()
+    for name, classes in alone.items():
         text = f"alone names the classes {listed([quoted(each) for each in classes])}"
-        journal.trouble("classes", name, f"{text}; all sites' models have them")
+        text += "; all sites' models have them"
+        if len(alone) > 1:
+            others = listed([quoted(each) for n in alone if n != name for each in alone[n]])
+            text += f". Other sources alone name {others}: if one class has two names, or letters "
+            text += "of two alphabets that look alike, rename it at one site"
+        journal.trouble("classes", name, text)
     for name, classes in joined.lacking().items():
         text = f"does not have the classes {listed([quoted(each) for each in classes])}"
         journal.trouble("classes", name, f"{text}, which other sources have")

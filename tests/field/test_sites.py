@@ -152,6 +152,18 @@ def test_a_source_without_one_class_takes_part(tmp_path: Path, method: str) -> N
     assert lacks["site"] == "b" and "does not have the classes 'dog', which" in lacks["text"]
 
 
+def test_a_class_that_two_sources_spell_in_two_ways_is_told_as_perhaps_one(tmp_path: Path) -> None:
+    for name, last in (("a", "fox"), ("b", "dog"), ("t", "fox")):
+        folders(tmp_path / "sites" / name, ("cat", last))
+    model: dict[str, Any] = {"model_name": "mlp", "model_hidden": "4", "train_batch_size": 8}
+    about = {"baseline": "none", "rounds": 1, "run_refine": "none"} | model
+    run = fedda.simulate(tmp_path / "sites", "t", "fedavg", **about)
+    events = json.loads((run.folder / "results.json").read_text())["events"]
+    told = {each["site"]: each["text"] for each in events if each["what"] == "classes"}
+    assert "alone names the classes 'fox'" in told["a"] and "alone name 'dog'" in told["a"]
+    assert "alone name 'fox'" in told["b"] and "one class has two names" in told["b"]
+
+
 # ---- what a run would refuse, `check` refuses ----------------------------------------------------
 
 
