@@ -162,7 +162,8 @@ def algorithm(name: str) -> ModuleType:
         return import_module(f"{installed('methods')[name].value.__name__}.algorithm")
     check_barred("methods", name)
     known, why = ", ".join(methods()), why_not("methods", name)
-    raise ConfigError(f"There is no method '{name}'; choose one of {known}.{why}")
+    meant = f"did you mean {name.lower()}? Or " if name.lower() in methods() else ""
+    raise ConfigError(f"There is no method '{name}'; {meant}choose one of {known}.{why}")
 
 
 def method(name: str) -> Method:

@@ -69,6 +69,7 @@ def test_presets_are_valid_settings(preset: tuple[str, str]) -> None:
         ({"options.mixup": 0.1}, "no setting 'options"),
         ({"fedsgd.lr": 0.1}, "no setting 'fedsgd'"),
         ({"method": "fedsgd"}, "no method 'fedsgd'"),
+        ({"method": "KD3A"}, "did you mean kd3a"),
         ({"run.baseline": "fedsgd"}, "no method 'fedsgd'"),
         ({"rounds": "many"}, "rounds is 'many'"),
         ({"rounds": 0}, "rounds is 0"),

@@ -5,7 +5,8 @@ manifest.csv                        in a folder: the folder's table
 DOMAIN_train.txt, DOMAIN_test.txt   lists of files (`fedda.data.file_lists`)
 train-*.parquet, test-*.parquet     in a folder or its data/: one split each, also others
 train.csv, test.csv                 in a folder: likewise
-labels.csv                          in a folder: the only one with the columns path and label
+labels.csv                          in a folder: the only one with the columns path and label, or
+                                    all that is in it
 state.json, *.arrow                 Dataset.save_to_disk of Hugging Face
 dataset_dict.json, <split>/         DatasetDict.save_to_disk: one such folder for each split
 
@@ -121,7 +122,8 @@ def _csv_of(folder: Path, reading: Reading) -> list[tuple[Path, str | None]]:
             f"{folder} holds {len(labelled)} tables of images ({found}), and a site has one: give "
             f"the file to use, such as {labelled[0]}"
         )
-    return [(file, None) for file in labelled]
+    alone = [file for file in files if [*folder.glob("[!.]*")] == [file]]
+    return [(file, None) for file in labelled or alone]
 
 
 def others(path: Path, reading: Reading, inside: Inside) -> str:

@@ -209,6 +209,22 @@ def test_a_name_may_hold_for_one_site_alone() -> None:
             Reading.of(columns=odd).at("north")
 
 
+def test_a_table_alone_in_a_folder_is_the_folders(tmp_path: Path) -> None:
+    """As hospitals hand it over, `north/patients.csv`; beside anything else it must be named."""
+    rows = [f"{i},{i % 3},{i % 2}" for i in range(60)]
+    for name in ("north", "south"):
+        (tmp_path / "sites" / name).mkdir(parents=True)
+        table = tmp_path / "sites" / name / "patients.csv"
+        table.write_text("\n".join(["age,stage,label", *rows]))
+    assert data.verify(table.parent, "source").train == 60
+    about: Any = {"preset": "table", "rounds": 1, "run_refine": "none", "quiet": True}
+    run = fedda.simulate(tmp_path / "sites", "south", "fedavg", dir=tmp_path / "r", **about)
+    assert len(run.model.predict(table.parent)) == 60
+    (table.parent / "scan").mkdir()
+    with pytest.raises(DataError, match="images"):
+        data.verify(table.parent, "source")
+
+
 @pytest.mark.parametrize("cell", ["1.776", "1.234.567", "101.5"])
 def test_a_point_beside_decimal_commas_is_refused(tmp_path: Path, cell: str) -> None:
     """With German marks 1.776 is 1776: read as a number it would be a thousandth of that."""
