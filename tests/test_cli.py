@@ -140,13 +140,18 @@ def test_a_server_that_cannot_start_keeps_the_files_of_the_running_one(
 
 
 class FakeControl:
-    """A server whose run continues until it is stopped."""
+    """A server whose run continues until it is stopped, and a signal that comes at some call."""
 
     stopped: list[int]
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *at: str) -> None:
         self.stopped = []
         self.number = number
+        self.at = at
+
+    def signal_at(self, call: str) -> None:
+        if call in self.at:
+            os.kill(os.getpid(), self.number)
 
     def __call__(self, address: str, ca: Path | None) -> "FakeControl":
         return self
@@ -155,13 +160,15 @@ class FakeControl:
         return []
 
     def start_run(self, app: Path, run_config: Any) -> int:
+        self.signal_at("start")  # the server has it, and its answer is on the way
         return 7
 
     def run_state(self, run_id: int) -> Any:
-        os.kill(os.getpid(), self.number)
+        self.signal_at("state")
         return SimpleNamespace(ending="")
 
     def stop_run(self, run_id: int) -> None:
+        self.signal_at("stop")
         self.stopped.append(run_id)
 
     def __enter__(self) -> "FakeControl":
@@ -180,10 +187,15 @@ class FakeControl:
         (signal.SIGTERM, signal.SIG_IGN),  # in the background of a script
     ],
 )
+@pytest.mark.parametrize("at", [("state",), ("start",), ("state", "stop")])
 def test_a_command_that_gets_a_signal_stops_its_run_on_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, of_ctrl_c: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    of_ctrl_c: Any,
+    at: tuple[str, ...],
 ) -> None:
-    fake = FakeControl(number)
+    fake = FakeControl(number, *at)
     monkeypatch.setattr(control, "Control", fake)
     monkeypatch.setattr(bundle, "stage", lambda folder, *_: folder)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests themselves run under nohup

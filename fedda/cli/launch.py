@@ -153,17 +153,36 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
     with connection(address, ca) as control:
         control.sites()  # gives a clear error if no server answers
         _end_former(folder, address, control)
-        with tempfile.TemporaryDirectory() as scratch:
-            app = stage(Path(scratch) / "app", config.flat())
-            run_id = control.start_run(app, config.flat())
-        submission = Submission(run_id, address, str(ca or ""), offset)
-        submission.write(folder)
-        run = OnServer(control, submission)
+        run: OnServer | None = None
         try:
+            with tempfile.TemporaryDirectory() as scratch:
+                app = stage(Path(scratch) / "app", config.flat())
+                with _held():  # else the server may have a run that nobody ends
+                    run_id = control.start_run(app, config.flat())
+                    submission = Submission(run_id, address, str(ca or ""), offset)
+                    run = OnServer(control, submission)
+                    submission.write(folder)
             watch(journal, offset, run.ended, display)
         except (KeyboardInterrupt, DiedError):
-            _end(run)
+            if run is not None:
+                with _held():
+                    _end(run)
             raise
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """Let a signal that comes in the block wait until its end."""
+    came: list[int] = []
+    numbers = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+    former = {n: signal.signal(n, lambda number, _: came.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        signal.raise_signal(number)
 
 
 def _end(run: OnServer) -> None:
