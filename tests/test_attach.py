@@ -106,8 +106,15 @@ def test_without_a_run_that_goes_on_the_commands_say_what_to_do(
         assert done.exit_code == 1 and "No run is going on" in done.stderr
         done = fedda(command, tmp_path / "none")
         assert done.exit_code == 1 and "there is no such folder" in done.stderr
+        (tmp_path / "file").touch()
+        assert "it is a file" in fedda(command, tmp_path / "file").stderr
     (tmp_path / "r" / "kd3a-0").mkdir(parents=True)
     (tmp_path / "r" / "kd3a-0" / "checkpoint.json").touch()
+    assert "--resume" not in watching.resume_hint(tmp_path / "r")  # it could not be resumed
+    (tmp_path / "r" / "launch.json").touch()
+    assert "--resume" in watching.resume_hint(tmp_path / "r")
+    none = fedda("run", "--resume", tmp_path).stderr
+    assert "it has no launch.json" in none and "fedda runs" in none and "Errno" not in none
     assert f"fedda run --resume {tmp_path / 'r'}" in fedda("stop", tmp_path / "r").stderr
     (tmp_path / "r" / "results.json").touch()
     assert f"fedda report {tmp_path / 'r'}" in fedda("attach", tmp_path / "r").stderr

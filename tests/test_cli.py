@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -228,6 +229,19 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
             watching.watch(journal, 0, ended, seen.append)
 
 
+def test_a_run_whose_folder_was_moved_is_not_told_as_failed(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="does not say so: its folder was moved"):
+        watching.watch(tmp_path / "journal.jsonl", 0, lambda: "completed", print)
+
+
+def test_ctrl_c_before_anything_began_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_command, "_refuse_ignored", Mock(side_effect=KeyboardInterrupt))
+    done = fedda("run", "kd3a", "--dir", tmp_path)
+    assert done.exit_code == launch.INTERRUPTED and "before anything began" in done.stderr
+
+
 # ---- runs --------------------------------------------------------------------------------------
 
 
@@ -348,6 +362,7 @@ def test_the_resume_command_is_shown_once_there_is_a_checkpoint(
         launch.perform(config, beginning.Launch(simulate="x"))
     assert str(first.value) == str(error)
     (tmp_path / "r" / "kd3a-0" / "checkpoint.json").touch()
+    (tmp_path / "r" / beginning.LAUNCH).touch()
     with pytest.raises(type(error)) as second:
         launch.perform(config, beginning.Launch(simulate="x"))
     assert str(second.value) == f"{error}\ngo on with: fedda run --resume {tmp_path / 'r'}"

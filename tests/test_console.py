@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,17 @@ def test_a_run_is_said_from_its_beginning_to_its_end() -> None:
     server.snapshot = Snapshot((), (ended, old))
     assert server.look() == ["run r has failed: too few sites"]
     assert server.look() == []
+
+
+def test_a_resumed_runs_earlier_troubles_are_not_said_again() -> None:
+    asked = datetime.now(UTC)
+    before, after = (asked.timestamp() + seconds for seconds in (-60, 1))
+    first = [*events()[:8], events()[8] | {"time": before}]
+    server = Server(Snapshot((), (replace(RUN, began=asked.isoformat()),)), first)
+    assert server.look() == ["run r (kd3a) begins, in /runs/r"]  # its program has not begun yet
+    again = [{"event": "started", "time": after}, events()[8] | {"text": "new", "time": after}]
+    server.journal = [*first, *again]
+    assert server.look() == ["run r: round 2: a: new"]
 
 
 @pytest.mark.parametrize(

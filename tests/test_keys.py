@@ -129,6 +129,9 @@ def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None
     self_signed(tmp_path / "old.pem", now - timedelta(days=30), now - timedelta(days=1))
     with pytest.raises(KeyFileError, match=rf"expired on {now - timedelta(days=1):%Y-%m-%d}"):
         certificate.check_certificate(tmp_path / "old.pem")
+    # It signed itself, so it is an authority: to renew it would refuse in the same words.
+    with pytest.raises(KeyFileError, match="makes another with `fedda keys init` and hands it out"):
+        certificate.check_certificate(tmp_path / "old.pem")
 
 
 def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path: Path) -> None:
@@ -144,7 +147,7 @@ def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
 
 
 def test_a_file_that_is_missing_or_no_certificate_is_refused(made: Path) -> None:
-    with pytest.raises(KeyFileError, match="not a PEM certificate"):
+    with pytest.raises(KeyFileError, match="not a PEM certificate: give what `fedda keys init`"):
         certificate.check_certificate(made / "nodes" / "clinic-a.pub")
     with pytest.raises(KeyFileError, match="cannot be read"):
         certificate.check_certificate(made / "nothing.pem")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedda.cli.exits import clear_exit
+from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import OPTIONS, names_files
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.errors import ConfigError
@@ -116,7 +116,7 @@ def run(
         resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
-    with clear_exit():
+    with clear_exit(), interruptible("stopped before anything began"):
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
             flat, launch = started(resume)

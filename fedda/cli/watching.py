@@ -18,11 +18,12 @@ from typing import Any
 from fedda.errors import RunError, typed
 from fedda.files import replacing
 from fedda.halves import load
+from fedda.library.beginning import LAUNCH
 from fedda.ops.lock import Holder, holder
 from fedda.results.read import JOURNAL, RESULTS, begun
 
 SUBMITTED = "submitted.json"
-STOPPED = "stopped"
+STOPPED, COMPLETED = "stopped", "completed"  # how a server says that a run ended
 TRIES = 10  # failed requests in a row, one per second, after which a run is given up
 LEAVE = 10.0  # seconds to wait until a process leaves a run, before it is asked in another way
 ENDS = 60.0  # seconds to wait until a run that was stopped has ended
@@ -207,6 +208,11 @@ def watch(
             f"The program that executed the run (process {program.pid}) has ended without a word: "
             "it was killed, or its machine ran out of memory."
         )
+    if how == COMPLETED:
+        raise RunError(
+            f"The run has finished, but {journal} does not say so: its folder was moved or removed "
+            "while it went on; its results are where the folder is now, or in a new one there."
+        )
     raise RunError(
         f"The server ended the run ({how}), and {journal} does not say why; see the server's log."
     )
@@ -257,8 +263,8 @@ def stop(folder: Path) -> None:
 
 def resume_hint(folder: Path, stopped: bool = False) -> str:
     """Return the command that resumes the run; empty if it failed before its first checkpoint."""
-    checkpoints = any(folder.glob("*/checkpoint.json")) or (
-        stopped and (folder / JOURNAL).is_file()
+    checkpoints = (folder / LAUNCH).is_file() and (
+        any(folder.glob("*/checkpoint.json")) or (stopped and (folder / JOURNAL).is_file())
     )
     return f"\ngo on with: {typed('fedda', 'run', '--resume', folder)}" if checkpoints else ""
 
@@ -284,7 +290,7 @@ def _by_a_person(failed: dict[str, Any], ended: Callable[[], str]) -> bool:
 def _instead(folder: Path) -> str:
     """What to do with the run in a folder in which none goes on; empty if it holds none."""
     if not folder.is_dir():
-        return ": there is no such folder"
+        return f": {'it is a file, and no run' if folder.exists() else 'there is no such'} folder"
     if (folder / RESULTS).is_file():
         return f"; it has finished: {typed('fedda', 'report', folder)}"
     resume = typed("fedda", "run", "--resume", folder)

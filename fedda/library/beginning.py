@@ -109,6 +109,10 @@ def started(folder: Path) -> tuple[dict[str, Any], Launch]:
         flat = noted.pop("settings")
         launch = validate(Launch, noted, LAUNCH)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
-        raise RunError(f"{folder} holds no run that could be resumed ({error}).") from None
+        why = f"it has no {LAUNCH}" if isinstance(error, OSError) else str(error)
+        raise RunError(
+            f"{folder} holds no run that could be resumed ({why}); give the folder of a run, "
+            "DIR/NAME; `fedda runs DIR` lists them."
+        ) from None
     place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
     return flat | place, launch

@@ -90,14 +90,17 @@ def check_certificate(path: Path, key: Path | None = None) -> None:
         certificate = x509.load_pem_x509_certificate(pem(path))
     except ValueError as error:
         raise KeyFileError(
-            f"{path} is not a PEM certificate: make one with `fedda keys init`"
+            f"{path} is not a PEM certificate: give what `fedda keys init` made at the server"
         ) from error
     now = datetime.now(UTC)
     starts, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > ends:
+        todo = "renew it with `fedda keys renew`"
+        if certificate.issuer == certificate.subject:  # an authority, which nobody renews
+            todo = "the server's operator makes another with `fedda keys init` and hands it out"
         raise KeyFileError(
             f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC and it is {now:%Y-%m-%d %H:%M} UTC now: "
-            "renew it with `fedda keys renew`, and check this machine's clock"
+            f"{todo}; check this machine's clock, too"
         )
     if now < starts:
         raise KeyFileError(

@@ -38,6 +38,7 @@ class Story:
         current: the training that goes on, and its round.
         trainings: the rounds of each training, by their number.
         troubles: what went wrong, as results.json lists it.
+        times: when each of the troubles came.
         doubts: signs that a training went wrong, by training.
         endings: why a training ends before its last planned round, by training.
         began: time of the run's first start.
@@ -62,6 +63,7 @@ class Story:
     current: Key | None = None
     trainings: dict[Key, dict[int, Entry]] = field(default_factory=dict)
     troubles: list[Event] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
     doubts: dict[Key, list[Event]] = field(default_factory=dict)
     endings: dict[Key, str] = field(default_factory=dict)
     began: float = 0.0
@@ -170,6 +172,7 @@ class Story:
                 self._round(event)
             case "trouble":
                 self.troubles.append(facts(event))
+                self.times.append(now)
                 if event.get("what") == "resumed":
                     self.awaited = []
             case "doubt":

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from fedda.results.read import printable
 from fedda.results.snapshot import RunNow, Snapshot
@@ -68,7 +69,10 @@ class Told:
 
     def _trouble(self, run: RunNow, story: Story) -> None:
         number, said = self._troubles
-        new = story.troubles[said if number == run.number else 0 :]
+        if number != run.number:  # a resumed run's folder tells of earlier starts, too
+            asked = datetime.fromisoformat(run.began).timestamp() if run.began else 0.0
+            said = sum(when < asked for when in story.times)
+        new = story.troubles[said:]
         self._troubles = run.number, len(story.troubles)
         for trouble in new[:MOST]:
             when = f"round {trouble['round']}" if "round" in trouble else ""
