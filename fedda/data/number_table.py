@@ -267,7 +267,7 @@ class NumberTable(Npz):
             f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
             "without commas, are needed where no column path names image files; write numbers, "
             "with a decimal point, or name the columns with "
-            + self._advice(f"path={name}" if is_file else "values=age+weight")
+            + self._advice(f"path={name}" if is_file else f"values=age+weight or drop={name}")
         )
 
     def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype]:

@@ -220,6 +220,10 @@ def test_a_table_alone_in_a_folder_is_the_folders(tmp_path: Path) -> None:
     about: Any = {"preset": "table", "rounds": 1, "run_refine": "none", "quiet": True}
     run = fedda.simulate(tmp_path / "sites", "south", "fedavg", dir=tmp_path / "r", **about)
     assert len(run.model.predict(table.parent)) == 60
+    texts = [f"{i},day {i},{i % 2}" for i in range(90)]
+    table.write_text("\n".join(["age,seen,label", *texts]))
+    with pytest.raises(DataError, match="or drop=seen"):
+        data.verify(table.parent, "source")
     (table.parent / "scan").mkdir()
     with pytest.raises(DataError, match="images"):
         data.verify(table.parent, "source")
