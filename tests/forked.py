@@ -72,7 +72,7 @@ class Popen(subprocess.Popen[Any]):
     def __new__(cls, args: Sequence[str], **options: Any) -> Any:
         if args[0] not in SCRIPTS:
             return super().__new__(cls)
-        return Child(args[0], args[1:], os.environ, os.readlink("/proc/self/fd/1"))
+        return Child(args[0], args[1:], os.environ, f"/proc/{os.getpid()}/fd/1")
 
 
 def _run(
