@@ -597,11 +597,41 @@ def test_what_it_says_to_type_runs_as_it_stands(
     table.write_text(table.read_text().replace("label", "outcome", 1))
     (root / "notes.csv").write_text("nothing")
     done = call("--data", "my sites", "--target", "town", "--columns", "bert:label=outcome")
-    assert "notes.csv" in done.output and "There is no number in sex at anna" in done.output
+    assert "notes.csv" in done.output and "has a number in sex at anna" in done.output
     typed = next_line(done.output)
     assert "input.categories=sex=female|male|other" in typed
     run = CliRunner().invoke(app, [*typed[1:], "--rounds", "1"])
     assert run.exit_code == 0, run.output
+
+
+def test_values_that_sites_write_in_other_ways_are_to_be_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table leaves out a column of texts, which has neither a range nor gaps."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, sex in {"anna": "F M", "bert": "F M", "carl": "male female"}.items():
+        patients(tmp_path / "sites", name, sex)
+    patients(tmp_path / "sites", "town", "F M", label=False)
+    output = call("--data", "sites", "--target", "town").output
+    assert "sex has F, M at anna, bert, town, and female, male at carl, none in common" in output
+    assert next_line(output)[-1] == "input.categories=sex=..."
+    (row,) = (line for line in output.splitlines() if line.split()[:1] == ["carl"])
+    assert " 100 % " not in row and " 11 % " in row, row
+    assert float(row.split("columns")[1].split()[0]) > 20, row
+
+
+def test_floored_gaps_are_not_told_as_all() -> None:
+    x = rows(99)
+    x[:20, 0] = x[:9, 1] = np.nan
+    assert "a in 1 or more of 3 columns (up to about 22 %)" in text(tells("a", x), tells("b", x))
+
+
+def test_scans_that_use_few_gray_values_are_told_how_to_be_read() -> None:
+    dark = tells("dim", photos(99, bright=60) // 20)
+    said = text(dark, tells("b", photos(99)))
+    assert "At dim nearly all values are 0" in said and "--gray-bits 12" in said
+    assert "gray-bits" not in text(*(tells(n, photos(99)) for n in "ab"))
 
 
 def test_what_it_says_to_type_leaves_out_what_cannot_be_read(

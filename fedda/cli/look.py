@@ -119,27 +119,29 @@ def _simulated(
 def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a run over the sites that told takes besides, as far as their files alone say it."""
     from fedda.data import Reading, describe
-    from fedda.data.categories import together
+    from fedda.data.categories import alone, apart, together
     from fedda.halves import load
 
     told = {site["name"] for site in seen["sites"]}
     roles = {name: "target" if name in _targets(seen) else "source" for name in told}
     sites = [s | {"role": roles[s["name"]]} for s in sites if s["name"] in told]
     words = [*seen["settings"]]
-    texts = [describe(s["data"], s["role"], Reading.said(s)).texts for s in sites]
-    if categories := together(texts):
-        words += ["-c", f"input.categories={categories}"]
+    texts = {s["name"]: describe(s["data"], s["role"], Reading.said(s)).texts for s in sites}
+    said = " ".join([seen["text"], *(f"Note: {text}." for text in alone(texts, {}))])
     if seen["refused"]:
         sources = [site["name"] for site in sites if site["role"] == "source"]
         words += ["-c", f"run.sources={','.join(sources)}"]
+    listed = together(texts)
+    undecided = ["-c", f"input.categories={together(texts, apart(texts, {}))}"]
     options = [*zip(words[::2], words[1::2], strict=True)]
     presets, changes = ([v for o, v in options if o == kind] for kind in ("--preset", "-c"))
+    changes.append(f"input.categories={listed}")
     try:
         flat = new_settings(REFERENCE, presets, {}, "", overrides(REFERENCE, changes))
         load("server", "simulation").rehearse(RunConfig.parse(flat), sites)
     except FeddaError as error:
-        return {"settings": [], "text": f"{seen['text']} A run would fail: {error}".strip()}
-    return {"settings": words}
+        return {"settings": [], "text": f"{said} A run would fail: {error}".strip()}
+    return {"settings": words + undecided * bool(listed), "text": said}
 
 
 def _targets(seen: dict[str, Any]) -> list[str]:
@@ -208,8 +210,11 @@ def _row(site: dict[str, Any]) -> list[str]:
     if site["kind"] == "image":
         size = f"{shape[2]} x {shape[1]}" if shape[1] else "several sizes"
         form = f"{'colour' if shape[0] == 3 else 'gray'}, {size}"
-    values = f"{min(its['low']):.3g} to {max(its['high']):.3g}" if its else NOTHING
-    gaps = f"{100 * max(its['missing']):.0f} %" if its else NOTHING
+    known = [c for c, share in enumerate(its.get("share", ())) if any(share) or its["deviation"][c]]
+    low, high = ([its[end][c] for c in known] for end in ("low", "high"))
+    values = f"{min(low):.3g} to {max(high):.3g}" if known else NOTHING
+    missing = [share for share in its.get("missing", ()) if share < 1]
+    gaps = f"{100 * max(missing):.0f} %" if missing else NOTHING
     counts = [*site["classes"].values()]
     classes = f"{len(counts)}, {min(counts)}+ to {max(counts)}+" if counts else NOTHING
     examples = f"{site['examples']}+" if site["examples"] else f"fewer than {FLOOR}"

@@ -13,7 +13,8 @@ is the number of it among those of its own file (`numbered`), which never leaves
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedda.config.inputs import spellings
-from fedda.data.naming import NOTHING, escaped, is_several, option, plain
+from fedda.data.naming import NOTHING, escaped, is_several, listed, option, plain
 from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
 
@@ -138,16 +139,15 @@ def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
     return cells.numbers(values), cells.texts
 
 
-def together(texts: Iterable[Sequence[str]]) -> str:
-    """What `input.categories` is over sites with these columns of texts, as `listed_as` has them.
+def together(texts: Texts, undecided: Collection[str] = ()) -> str:
+    """What `input.categories` is over sites, whose columns of texts are as `listed_as` has them.
 
     Each value is listed once, however its case and spaces differ; a column of one is left out.
+    Undecided columns have dots instead, which no run takes.
     """
-    every: dict[str, dict[str, str]] = {}
-    for column, values in (_parted(part) for parts in texts for part in parts):
-        for value in values:
-            every.setdefault(column, {}).setdefault(plain(value), value)
-    return ",".join(listed_as(c, [v[k] for k in sorted(v)]) for c, v in every.items() if len(v) > 1)
+    every = {column: _united(sites.values()) for column, sites in _by_site(texts, {}).items()}
+    shown = {c: ["..."] if c in undecided else [v[k] for k in sorted(v)] for c, v in every.items()}
+    return ",".join(listed_as(c, shown[c]) for c, v in every.items() if len(v) > 1)
 
 
 def listed_as(column: str, texts: Sequence[str]) -> str:
@@ -303,32 +303,63 @@ def check_listed(where: object, parts: Sequence[str], names: Sequence[str]) -> N
             raise _unlisted(where, column, len(odd), odd)
 
 
-def alone(texts: Mapping[str, Sequence[str]], listed: Texts) -> list[str]:
+def apart(texts: Texts, declared: Texts) -> dict[str, str]:
+    """Columns of which some sites have no value in common with the others, with what to say.
+
+    Arguments as of `alone`.
+    """
+    said = dict[str, str]()
+    for column, sites in _by_site(texts, declared).items():
+        known, near = {*next(iter(sites.values()))}, list[str]()
+        while len(near) < len(near := [s for s in sites if known & {*sites[s]}]):
+            known = {*_united(sites[s] for s in near)}
+        if far := [s for s in sites if s not in near]:
+            each = ([*_united(sites[s] for s in some).values()] for some in (near, far))
+            one, other = map(listed, each)
+            what = f"{one} at {listed(near)}, and {other} at {listed(far)}, none in common: if they"
+            what += f" mean the same, {_slashed(column)}; else leave it out, as it tells the site"
+            said[column] = f"the column {escaped(column)} has {what}"
+    return said
+
+
+def alone(texts: Texts, declared: Texts) -> list[str]:
     """Say which values occur at one site alone, as where sites write one value in several ways.
+
+    Where sites have none in common at all, `apart` says it, once for the column.
 
     Args:
         texts: of each site, by its name, the columns of texts, as `listed_as` has them.
-        listed: the values that a run lists, by column; ways to write one count as one.
+        declared: the values that a run lists, by column; ways to write one count as one.
     """
-    at: dict[tuple[str, str], set[str]] = {}
+    said = apart(texts, declared)
+    odd = [*said.values()]
+    for column, sites in _by_site(texts, declared).items():
+        count = Counter(key for own in sites.values() for key in own)
+        for site, own in sites.items() if len(sites) > 1 and column not in said else ():
+            if values := [v for key, v in own.items() if count[key] == 1]:
+                what = f"{escaped(', '.join(values))} in the column {escaped(column)}"
+                way = f"if another writes it otherwise, {_slashed(column)}"
+                odd.append(f"{site} alone has {what}: {way}")
+    return odd
+
+
+def _slashed(column: str) -> str:
+    return f"list both ways with a slash between, as {escaped(column)}=female/f|male/m"
+
+
+def _by_site(texts: Texts, declared: Texts) -> dict[str, dict[str, dict[str, str]]]:
+    """By column and site, its values, by what they are plainly or in a run's list."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for site, parts in texts.items():
         for column, values in map(_parted, parts):
-            called = {plain(n): v for v in listed.get(column, ()) for n in spellings(v)}
-            for value in values:
-                at.setdefault((column, called.get(plain(value), value)), set()).add(site)
-    having = {
-        column: sum(column in dict(map(_parted, p)) for p in texts.values()) for column, _ in at
-    }
-    odd: dict[tuple[str, str], list[str]] = {}
-    for (column, value), sites in at.items():
-        if len(sites) == 1 and having[column] > 1:
-            odd.setdefault((column, min(sites)), []).append(value)
-    return [
-        f"{escaped(', '.join(values))} of the column {escaped(column)} occur"
-        f"{'s' * (len(values) == 1)} at {site} alone: if another site writes it otherwise, list "
-        f"both ways with a slash between, as {escaped(column)}=female/f|male/m"
-        for (column, site), values in odd.items()
-    ]
+            called = {plain(n): plain(v) for v in declared.get(column, ()) for n in spellings(v)}
+            found.setdefault(column, {})[site] = {called.get(plain(v), plain(v)): v for v in values}
+    return found
+
+
+def _united(some: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """The values of some sites, as the first writes them."""
+    return {key: value for own in reversed([*some]) for key, value in own.items()}
 
 
 def _unlisted(where: object, column: str, count: int, texts: Sequence[str] = ()) -> DataError:

@@ -17,6 +17,7 @@ ALIKE = 0.3  # sites with less drift are called alike
 ODD = 1.5  # times the others' median drift, from which on a site is odd
 SMALL = 5  # times fewer examples than the median
 WIDTH = 5  # times wider or narrower than the others' range
+PART = 16  # images that use less than such a part of black to white are read wrongly, perhaps
 TINY = 64  # pixels a side; no preset is for smaller images
 MANY = 128  # columns, from which on vectors without gaps are taken for features
 OFTEN = 0.05  # share of columns with another range, from which on it is said
@@ -29,7 +30,7 @@ def compared(told: Sequence[Account]) -> dict[str, Any]:
     """Compare what sites told -> the content of look.json but who refused, and bytes."""
     found = [[_between(a, b) for b in told] for a in told]
     parts = (_alike(told, found), _odd(told, found), _forms(told), _classes(told))
-    parts += (_sizes(told), _ranges(told), _scale(told), _gaps(told), _words(told))
+    parts += (_sizes(told), _ranges(told), _dark(told), _scale(told), _gaps(told), _words(told))
     return {
         "sites": [site.to_json() for site in told],
         "drift": found,
@@ -108,7 +109,7 @@ def _classes(told: Sequence[Account]) -> Iterator[str]:
         shares = [(site.classes.get(name, 0) / total, site.name) for site, total in totals]
         (low, few), (high, many) = min(shares), max(shares)
         if high - low > UNLIKE:
-            words = f"{100 * high:.0f} % at {many}, {100 * low:.0f} % at {few}"
+            words = f"about {100 * high:.0f} % at {many}, {100 * low:.0f} % at {few}"
             yield f"Classes are not equally frequent: {quoted(name)} is {words}."
             return
 
@@ -131,6 +132,15 @@ def _ranges(told: Sequence[Account]) -> Iterator[str]:
         if len(odd) > OFTEN * site.shape[0]:  # of many columns some are apart by chance
             yield f"{site.name} has another value range in {listed(odd)}: other units, perhaps;"
             yield "input.window=own lets each site scale its own."
+
+
+def _dark(told: Sequence[Account]) -> Iterator[str]:
+    """Images that use a small part of their range, as scans of 12 bits in files of 16 do."""
+    for site in (site for site in told if site.images and site.arrays):
+        low, high = float(site.arrays["low"].min()), float(site.arrays["high"].max())
+        if (high - low) * PART < 1:
+            yield f"At {site.name} nearly all values are {low:.3g} to {high:.3g}, of 0 to 1: if"
+            yield "scans have 12 bits in files of 16, give --gray-bits 12, as at all such sites."
 
 
 def _middle(sites: Sequence[Account], name: str) -> torch.Tensor:
@@ -167,8 +177,8 @@ def _gaps(told: Sequence[Account]) -> Iterator[str]:
     found = []
     for site in told:
         if gaps := [share for share in _missing(site) if 0 < share < 1]:
-            most = f"up to {100 * max(gaps):.0f} %"
-            found.append(f"{site.name} in {len(gaps)} of {site.shape[0]} columns ({most})")
+            most = f"up to about {100 * max(gaps):.0f} %"
+            found.append(f"{site.name} in {len(gaps)} or more of {site.shape[0]} columns ({most})")
     if found:
         yield f"There are gaps at {listed(found)}: input.missing fills them."
 
@@ -179,13 +189,13 @@ def _missing(site: Account) -> list[float]:
 
 
 def _words(told: Sequence[Account]) -> Iterator[str]:
-    """Columns without any number at a site, as of texts."""
+    """Columns with hardly a number at a site, as of texts."""
     blank = {s.name: [c for c, share in enumerate(_missing(s)) if share == 1] for s in told}
     columns = dict.fromkeys(site.column(c) for site in told for c in blank[site.name])
     if columns:
         where = listed([name for name, some in blank.items() if some])
-        yield f"There is no number in {listed([*columns])} at {where}: texts, perhaps, which a run"
-        yield "takes by input.categories; `fedda data check` at a site names them."
+        yield f"Hardly an example has a number in {listed([*columns])} at {where}: texts, perhaps,"
+        yield "which a run takes by input.categories; `fedda data check` at a site names them."
 
 
 def settings(told: Sequence[Account]) -> list[str]:

@@ -20,7 +20,16 @@ from fedda import data, models
 from fedda.cli import app
 from fedda.config.inputs import categories_of
 from fedda.data import Reading, naming
-from fedda.data.categories import FEW_NUMBERS, Coding, advice, alone, coded, numbered
+from fedda.data.categories import (
+    FEW_NUMBERS,
+    Coding,
+    advice,
+    alone,
+    apart,
+    coded,
+    numbered,
+    together,
+)
 from fedda.errors import ConfigError, DataError, FeddaError
 from fedda.settings import RunConfig
 from strategies.sites.roster import Node
@@ -78,10 +87,25 @@ def test_several_ways_to_write_a_value() -> None:
 
 def test_a_value_at_one_site_alone_is_named() -> None:
     sites = {"north": ("sex=female|male",), "south": ("sex=F|M", "town=x|y"), "west": ("sex=male",)}
-    (first, second) = alone(sites, {})
-    assert first.startswith("female of the column sex occurs at north alone")
-    assert second.startswith("F, M of the column sex occur at south alone")  # town: nobody else's
+    (first,) = alone(sites, {})  # town: nobody else's
+    assert "has male, female at north, west, and F, M at south, none in common" in first
+    mixed = sites | {"east": ("sex=F|male",)}  # all hang together
+    first, second = alone(mixed, {})
+    assert first.startswith("north alone has female in the column sex")
+    assert second.startswith("south alone has M in the column sex")
     assert not alone(sites, categories_of("sex=female/f|male/m"))
+
+
+def test_sites_without_a_common_value_are_named_though_none_has_it_alone() -> None:
+    sites = {"a": ("sex=F|M",), "b": ("sex=f|m",), "c": ("sex=female|male",), "d": ("sex=male",)}
+    for listed in ({}, categories_of("sex=F|female|M|male")):
+        (said,) = apart(sites, listed).values()
+        assert "at a, b, and male, female at c, d, none in common" in said
+        assert alone(sites, listed) == [said]
+    assert not apart(sites, categories_of("sex=F/female|M/male"))
+    assert together(sites, ["sex"]) == "sex=..."  # no run takes it
+    with pytest.raises(ConfigError):
+        RunConfig.parse({"input.categories": "sex=..."})
 
 
 def test_cells_are_numbered() -> None:
