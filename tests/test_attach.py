@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -169,6 +170,18 @@ def test_a_run_that_was_stopped_is_told_from_one_that_failed(
     with pytest.raises(RunError) as caught:
         watching.watch(tmp_path / "journal.jsonl", 0, lambda: how, lambda _: None)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit"])
+def test_a_run_that_ended_with_its_server_was_not_stopped_by_a_person(
+    tmp_path: Path, error: str
+) -> None:
+    """Ctrl-C at the server: it answers no more, and Flower interrupts the run's program."""
+    Journal(tmp_path / "journal.jsonl").write("failed", error=error, text="x")
+    silent = Mock(side_effect=RunError("no server answers"))
+    with pytest.raises(RunError, match="server was stopped; start it first") as caught:
+        watching.watch(tmp_path / "journal.jsonl", 0, silent, print)
+    assert type(caught.value) is RunError
 
 
 # ---- for whom a run waits ----------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fedda.halves import load
 from fedda.library.beginning import LAUNCH
 from fedda.ops.lock import Holder, holder
 from fedda.results.read import JOURNAL, RESULTS, begun
+from fedda.results.story import INTERRUPTS
 
 SUBMITTED = "submitted.json"
 STOPPED, COMPLETED = "stopped", "completed"  # how a server says that a run ended
@@ -198,7 +199,7 @@ def watch(
         if event["event"] == "started":
             program.note(event)
         if event["event"] == "failed":
-            raise (StoppedError if _by_a_person(event, ended) else RunError)(str(event["text"]))
+            raise _failure(event, ended)
         if event["event"] == "done":
             return
     if how == STOPPED:
@@ -277,14 +278,23 @@ def _unended(run: OnServer) -> bool:
         return False
 
 
-def _by_a_person(failed: dict[str, Any], ended: Callable[[], str]) -> bool:
-    """Whether a run failed because somebody stopped it, and not because its server ended."""
-    if failed.get("error") != "SystemExit":
-        return failed.get("error") == "KeyboardInterrupt"
+def _failure(failed: dict[str, Any], ended: Callable[[], str]) -> RunError:
+    """The error of a run that failed: somebody stopped it, its server ended, or it says why.
+
+    A program is interrupted in the same way by a person and by the end of its server, which then no
+    longer answers.
+    """
+    text, error = str(failed["text"]), failed.get("error")
+    if error not in INTERRUPTS:
+        return RunError(text)
     try:
-        return ended() == STOPPED
+        stopped = ended() == STOPPED or error == "KeyboardInterrupt"
     except RunError:
-        return False
+        return RunError(
+            "The run's server was stopped; start it first (`fedda superlink`), then go on with the "
+            "run (`fedda run --resume`)."
+        )
+    return (StoppedError if stopped else RunError)(text)
 
 
 def _instead(folder: Path) -> str:

@@ -16,7 +16,7 @@ Entry = dict[str, Any]  # a round, as in results.json
 Key = tuple[str, int, str]  # names a training: method, seed, and the target if it has several
 
 WAITS, TRAINS, DONE, FAILED, STARTS = "waiting", "training", "done", "failed", "starting"
-_STOPS = ("KeyboardInterrupt", "SystemExit")  # errors of a run that somebody stopped
+INTERRUPTS = ("KeyboardInterrupt", "SystemExit")  # how a stopped run ends
 
 
 @dataclass
@@ -180,7 +180,7 @@ class Story:
             case "done" | "failed":
                 self.state, self.awaited = what, []
                 self.why = str(event.get("text", ""))
-                self.stopped = event.get("error") in _STOPS
+                self.stopped = event.get("error") in INTERRUPTS
 
     def _roster(self, event: Event) -> None:
         """Plan one training per target if the run has several targets."""
