@@ -240,6 +240,18 @@ def test_ctrl_c_before_anything_began_says_so(
     monkeypatch.setattr(run_command, "_refuse_ignored", Mock(side_effect=KeyboardInterrupt))
     done = fedda("run", "kd3a", "--dir", tmp_path)
     assert done.exit_code == launch.INTERRUPTED and "before anything began" in done.stderr
+    for name in ("launch.json", "journal.jsonl"):
+        (tmp_path / name).touch()
+    assert f"go on with: fedda run --resume {tmp_path}" in fedda("run", "--resume", tmp_path).stderr
+
+
+def test_ctrl_c_while_results_are_shown_says_that_the_run_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "present", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(typer.Exit), launch.concluding(tmp_path):
+        pass
+    assert f"the run has finished; its results are in {tmp_path}" in capsys.readouterr().err
 
 
 # ---- runs --------------------------------------------------------------------------------------

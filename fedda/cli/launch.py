@@ -13,7 +13,7 @@ import typer
 
 from fedda import plugins
 from fedda.cli.at_server import server_of
-from fedda.cli.exits import INTERRUPTED
+from fedda.cli.exits import INTERRUPTED, interruptible
 from fedda.cli.watching import (
     DiedError,
     OnServer,
@@ -71,7 +71,8 @@ def concluding(folder: Path) -> Iterator[None]:
         raise
     except FeddaError as error:
         raise type(error)(f"{error}{resume_hint(folder)}") from error
-    present(folder)
+    with interruptible(f"the run has finished; its results are in {folder}"):
+        present(folder)
 
 
 def present(folder: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import OPTIONS, names_files
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
+from fedda.cli.watching import resume_hint
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
 from fedda.ops.engines import check_engine
@@ -116,7 +117,8 @@ def run(
         resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
-    with clear_exit(), interruptible("stopped before anything began"):
+    hint = resume_hint(resume, stopped=True) if resume else ""
+    with clear_exit(), interruptible(f"stopped before anything began{hint}"):
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
             flat, launch = started(resume)
@@ -149,8 +151,9 @@ def run(
                 **files,
             )
         config = RunConfig.parse(flat)
-        with nullcontext() if resume else beginning(config, launch):
-            perform(config, launch)
+    begun = nullcontext() if resume else beginning(config, launch)
+    with clear_exit(), interruptible(f"stopped{hint}"), begun:
+        perform(config, launch)
 
 
 def _changes(method: str, pairs: list[str]) -> dict[str, Any]:
