@@ -245,6 +245,17 @@ def test_ctrl_c_before_anything_began_says_so(
     assert f"go on with: fedda run --resume {tmp_path}" in fedda("run", "--resume", tmp_path).stderr
 
 
+def test_ctrl_c_while_modules_are_imported_says_so() -> None:
+    """As an exception it came out as a module's own error, with a traceback and exit code 1."""
+    code = (
+        "import os, signal; from fedda import entry; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "  # also in the background
+        "entry.import_module = lambda _: os.kill(os.getpid(), signal.SIGINT); entry.client()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "\nstopped before anything began\n")
+
+
 def test_ctrl_c_while_results_are_shown_says_that_the_run_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

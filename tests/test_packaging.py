@@ -203,8 +203,8 @@ def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str])
     assert held == {in_wheel(m) for m in modules}
     assert {"fedda/server/app.py", "fedda/clients/app.py", "fedda/strategies/kd3a.py"} <= names
     assert {"fedda/py.typed", "fedda/__init__.pyi"} <= names
-    assert "fedda = fedda.cli:main" in scripts
-    assert "fedda-client = fedda.cli:client" in scripts
+    assert "fedda = fedda.entry:main" in scripts
+    assert "fedda-client = fedda.entry:client" in scripts
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 

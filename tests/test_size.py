@@ -15,7 +15,7 @@ BUDGETS = {
     "clients/policy": 800,
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_050,
+    "fedda": 1_055,
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_803,  # options of `fedda superlink` that are no more are taken
