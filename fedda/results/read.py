@@ -37,8 +37,9 @@ def load(path: Path) -> Results:
     except FileNotFoundError:
         raise RunError(f"{path} holds no {RESULTS}: {_instead(path)}") from None
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"it is no {RESULTS}"
         raise RunError(
-            f"{file} cannot be read ({error}): give the folder of a finished run."
+            f"{file} cannot be read ({why}): give the folder of a finished run."
         ) from error
     needed = {"name", "method", "seeds", "sites", "trainings", "events"}
     missing = sorted(needed - set(results)) if isinstance(results, dict) else ["trainings"]

@@ -207,7 +207,11 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has not finished.*--resume"):
         load(tmp_path / "a")
     file = tmp_path / "a" / "results.json"
-    for text, why in (("{", "cannot be read"), ("[]", "no 'trainings'"), ("{}", "no 'events'")):
+    for text, why in (
+        ("{}\n{}", r"cannot be read \(it is no results.json\)"),
+        ("[]", "no 'trainings'"),
+        ("{}", "no 'events'"),
+    ):
         file.write_text(text)
         with pytest.raises(RunError, match=why):
             load(tmp_path / "a")
