@@ -232,6 +232,9 @@ def test_watching_survives_a_server_that_is_silent_for_a_while(
 def test_a_run_whose_folder_was_moved_is_not_told_as_failed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="does not say so: its folder was moved"):
         watching.watch(tmp_path / "journal.jsonl", 0, lambda: "completed", print)
+    ended = lock.Holder(2**22 + 1, "", lock.Holder.me().host)  # its program may be gone by then
+    with pytest.raises(RunError, match="does not say so: its folder was moved"):
+        watching.watch(tmp_path / "journal.jsonl", 0, lambda: "completed", print, ended)
 
 
 def test_ctrl_c_before_anything_began_says_so(

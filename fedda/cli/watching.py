@@ -182,17 +182,16 @@ def watch(
 
     def over() -> bool:
         nonlocal failures, how
-        if program.gone:
-            return True
+        gone = program.gone  # the server may know how it ended
         try:
             how = ended()
         except RunError:
             failures += 1
-            if failures == TRIES:
+            if failures == TRIES and not gone:
                 raise
-            return False
+            return gone
         failures = 0
-        return bool(how)
+        return gone or bool(how)
 
     for event in follow(journal, over, offset):
         display(event)
@@ -204,15 +203,15 @@ def watch(
             return
     if how == STOPPED:
         raise StoppedError("The run was stopped.")
-    if program.gone:
-        raise DiedError(
-            f"The program that executed the run (process {program.pid}) has ended without a word: "
-            "it was killed, or its machine ran out of memory."
-        )
     if how == COMPLETED:
         raise RunError(
             f"The run has finished, but {journal} does not say so: its folder was moved or removed "
             "while it went on; its results are where the folder is now, or in a new one there."
+        )
+    if program.gone:
+        raise DiedError(
+            f"The program that executed the run (process {program.pid}) has ended without a word: "
+            "it was killed, or its machine ran out of memory."
         )
     raise RunError(
         f"The server ended the run ({how}), and {journal} does not say why; see the server's log."
