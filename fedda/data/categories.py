@@ -310,9 +310,10 @@ def apart(texts: Texts, declared: Texts) -> dict[str, str]:
     """
     said = dict[str, str]()
     for column, sites in _by_site(texts, declared).items():
-        known, near = {*next(iter(sites.values()))}, list[str]()
-        while len(near) < len(near := [s for s in sites if known & {*sites[s]}]):
-            known = {*_united(sites[s] for s in near)}
+        near = [*sites][:1]
+        for _ in sites:  # those that share a value with the first, or with one that does, and so on
+            known = _united(sites[s] for s in near).keys()
+            near = [s for s in sites if s in near or known & sites[s].keys()]
         if far := [s for s in sites if s not in near]:
             each = ([*_united(sites[s] for s in some).values()] for some in (near, far))
             one, other = map(listed, each)
