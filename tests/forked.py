@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
@@ -95,7 +96,11 @@ def _run(
     sys.path[:] = [folder, *places, *(p for p in sys.path if p not in (folder, *places))]
     sys.argv = [module, *words]
     subprocess.Popen = Popen  # type: ignore[misc]
+    # It would begin a fork server of its own, though it knows this one's address.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     if module in SCRIPTS:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "server"]:
+            del sys.modules[name]  # a run brings its own
         place, name = SCRIPTS[module]
         sys.exit(getattr(import_module(place), name)())
     runpy.run_module(module, run_name="__main__", alter_sys=True)

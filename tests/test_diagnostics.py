@@ -65,7 +65,7 @@ def test_a_loss_as_of_guessing_is_judged_after_twenty_steps_and_says_what_to_cha
 
 def test_a_run_reports_its_doubts(domains: list[Node], runs: dict[str, str]) -> None:
     """No teacher passes a gate of .9999, so nothing is kept in any round."""
-    kd3a = {"method": "kd3a", "kd3a.gate.low": 0.9999, "kd3a.gate.high": 0.9999, "rounds": 3}
+    kd3a = {"method": "kd3a", "kd3a.gate.low": 0.9999, "rounds": 3}
     results, events = run(domains, FAST | runs | kd3a)
     (training,) = results["trainings"]["kd3a"]
     kept = [d for d in training["doubts"] if d["what"] == "kept"]

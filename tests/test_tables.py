@@ -161,8 +161,10 @@ def test_a_table_that_is_no_site_is_passed_over_with_the_reason(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("role", ["source", "target"])
-def test_a_folder_of_one_table_says_how_to_give_it(tmp_path: Path, role: Any) -> None:
+def test_a_folder_with_a_table_among_others_says_how_to_give_it(tmp_path: Path, role: Any) -> None:
     (tmp_path / "Data.CSV").write_text("age,label\n1,a\n2,b\n")
+    assert data.describe(tmp_path, role).train == 2
+    (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError, match=r"\(Data\.CSV is a table: give its own path"):
         data.describe(tmp_path, role)
 

@@ -44,15 +44,6 @@ class ConfidenceGate(Section):
     reach: bool = True
     """reach gate.high in the last round; false (official): one round later"""
 
-    @model_validator(mode="after")
-    def _rises(self) -> Self:
-        if self.low > self.high:
-            raise ValueError(
-                f"low is {self.low} and high {self.high}, and the gate rises from low to high; "
-                "give a high that is no less"
-            )
-        return self
-
 
 class Config(Section):
     """KD3A's settings; the defaults are the choices that gain most (`docs/methods/notes/kd3a.md`).
