@@ -67,6 +67,12 @@ def test_tests_are_scaled_as_the_training_vectors_are(place: Path) -> None:
     for whose, reading, start in ((None, alone, 0), (place, alone, 0), (None, OWN, len(own.x))):
         found = data.batches(place, tests.shape, 16, reading=reading, like=whose)
         assert torch.equal(torch.cat([each.examples.x for each in found])[start:], tests.x)
+    # A training part that cannot be read is an error: tests never scale themselves instead.
+    x = plain.x.numpy().copy()
+    x[0, 0] = np.inf
+    np.savez(place, x_train=x, x_test=before.x.numpy())
+    with pytest.raises(DataError, match="x_train"):
+        next(data.batches(place, tests.shape, 16, reading=alone))
 
 
 def test_sites_with_other_units_train_a_model_together() -> None:

@@ -39,12 +39,23 @@ app = typer.Typer(
     Start with `fedda demo`. A real federation: `fedda keys`, `fedda superlink`, `fedda-client` at
     every site, `fedda run`.""",
 )
-RUNS = demo.demo, new.new, look.look, run.run, runs.runs, watch.attach, watch.stop, select.select
-MODELS = weights.weights, predict.predict, refine.refine, export.export
-for each in (*RUNS, settings.methods, settings.settings, *MODELS, superlink.superlink):
-    app.command()(each)
+app.command()(demo.demo)
+app.command()(new.new)
+app.command()(look.look)
+app.command()(run.run)
+app.command()(runs.runs)
+app.command()(watch.attach)
+app.command()(watch.stop)
+app.command()(select.select)
+app.command()(settings.methods)
+app.command()(settings.settings)
 app.add_typer(data.app, name="data")
+app.command()(weights.weights)
+app.command()(predict.predict)
 app.add_typer(teacher.app, name="teacher")
+app.command()(refine.refine)
+app.command()(export.export)
+app.command()(superlink.superlink)
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")
 app.command(hidden=True)(client_command.client)

@@ -117,7 +117,8 @@ def run(
         resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
-    hint = resume_hint(resume, stopped=True) if resume else ""
+    with clear_exit():
+        hint = resume_hint(resume, stopped=True) if resume else ""
     with clear_exit(), interruptible(f"stopped before anything began{hint}"):
         _refuse_ignored(context, resume, simulate)
         if resume is not None:

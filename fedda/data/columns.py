@@ -277,8 +277,9 @@ def _check_points(
     Raises:
         DataError: the file has both.
     """
-    for kind in (_DECIMAL, _POINT):
-        if kind not in seen and (cell := next(filter(kind.fullmatch, cells), None)) is not None:
+    for kind, mark in ((_DECIMAL, ","), (_POINT, ".")):
+        found = (cell for cell in cells if mark in cell and kind.fullmatch(cell))
+        if kind not in seen and (cell := next(found, None)) is not None:
             seen[kind] = f"{cell.strip()} in the column {name}"
     if len(seen) == 2:
         raise DataError(
