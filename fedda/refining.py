@@ -84,11 +84,11 @@ def refined_model(
             more member while the Gaussians are fitted, and the model stands without it.
 
     Raises:
-        RefineError: with these images or models nothing would be learnt.
+        RefineError: with these examples or models nothing would be learnt.
     """
     if len(x) < FEWEST:
         raise RefineError(
-            f"The target has {len(x)} images, and the last step needs {FEWEST} or more to tell "
+            f"The target has {len(x)} examples, and the last step needs {FEWEST} or more to tell "
             "classes apart; the model stays as it is."
         )
     members = [m for m in (source_only, adapted) if m is not None]
@@ -114,7 +114,7 @@ def refined_model(
         )
     if len(consensus.argmax(dim=1).unique()) == 1:
         raise RefineError(
-            "The models give all images of the target the same class, so there is nothing to "
+            "The models give all examples of the target the same class, so there is nothing to "
             "refine; the model stays as it is."
         )
     of: refined.Of = "inputs" if len(shape) == 1 or config.train == "bottleneck" else "features"

@@ -1,4 +1,4 @@
-"""How many steps a training has planned, and whether these are enough for its method to work.
+"""How many steps a training has planned, and what of its plan a user may not have meant.
 
 A method that adapts a network from its first weights needs steps, not rounds: on digits of five
 kinds (`examples/benchmarks/digit_five.py`) KD3A is where FedAvg is until some hundred steps of a
@@ -22,16 +22,22 @@ def steps(task: Task, examples: Mapping[str, int]) -> int:
     return rounds * max((task.train.steps_of(n) for n in examples.values()), default=0)
 
 
-def few(task: Task, planned: int) -> str:
-    """Say that so many steps are few for the method; empty if they are enough or nobody knows.
+def hints(task: Task, planned: int) -> list[str]:
+    """What a user may not have meant: so few steps for the method, or a rate that rises.
 
     Features that are given, as of vectors or a frozen network, adapt in fewer steps.
     """
     moves = task.model.train == "all" and task.model.name != "identity"
-    if not moves or not task.about.adapts or not 0 < planned < ENOUGH:
-        return ""
-    return (
-        f"{planned} steps at a source are planned; a network that learns from its first weights "
-        f"gains most by {task.method} after {ENOUGH} and more: --rounds "
-        f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, would give them"
-    )
+    said, train = [], task.train
+    if moves and task.about.adapts and 0 < planned < ENOUGH:
+        said.append(
+            f"{planned} steps at a source are planned; a network that learns from its first "
+            f"weights gains most by {task.method} after {ENOUGH} and more: --rounds "
+            f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, would give them"
+        )
+    if train.schedule in ("cosine", "linear") and train.lr_end > train.lr:
+        said.append(
+            f"train.lr-end is {train.lr_end:g}, above train.lr of {train.lr:g}, so the learning "
+            f"rate rises over the rounds; to have it fall, set -c train.lr-end={train.lr / 50:g}"
+        )
+    return said

@@ -1,11 +1,11 @@
-"""How many steps a run has planned, and when it says that they are few."""
+"""How many steps a run has planned, and what it says of its plan."""
 
 from typing import Any
 
 import pytest
 
 from fedda.settings import RunConfig
-from server.planned import few, steps
+from server.planned import hints, steps
 
 SITES = {"a": 300, "b": 1500}
 
@@ -33,10 +33,18 @@ def test_where_sources_leave_their_rounds_say_nothing() -> None:
 
 
 def test_few_steps_are_named_with_a_number_that_suffices() -> None:
-    text = few(task(), 150)
+    (text,) = hints(task(), 150)
     assert text.startswith("150 steps at a source are planned")
     assert "--rounds 67" in text  # 67 of 15 are 1,005
-    assert not few(task(), 1000)
-    assert not few(task("fedavg"), 150)  # it adapts nothing
+    assert not hints(task(), 1000)
+    assert not hints(task("fedavg"), 150)  # it adapts nothing
     frozen = {"model.name": "identity", "model.hidden": "", "model.bottleneck": 8}
-    assert not few(task(**frozen), 150)
+    assert not hints(task(**frozen), 150)
+
+
+def test_a_rate_that_rises_is_named_with_one_that_falls() -> None:
+    low = {"train.lr": 0.001, "train.lr-end": 0.01}
+    (text,) = hints(task(**low), 1000)
+    assert "above train.lr of 0.001" in text
+    assert text.endswith("-c train.lr-end=2e-05")
+    assert not hints(task(**low, **{"train.schedule": "constant"}), 1000)  # it has no end

@@ -241,7 +241,7 @@ def test_where_nothing_can_be_learnt_it_says_why() -> None:
             refining.refined_model(None, model, x, config, (12,))
         return str(caught.value)
 
-    assert "has 39 images" in refused(x[:39])
+    assert "has 39 examples" in refused(x[:39])
     with torch.no_grad():
         model.head.bias[1] = 1e4
     assert "the same class" in refused(x)

@@ -123,7 +123,7 @@ class Workspace:
         if task.train.carry_momentum and last > 0:
             saved = self.latest(task, 1, last, state.OPTIMIZER)
             if saved is None:
-                logger.warning("the optimizer of round %d starts afresh", last + 1)
+                logger.warning("no round before %d is kept here: its optimizer is new", last + 1)
             else:
                 load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
         return optimizer

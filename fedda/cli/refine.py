@@ -81,7 +81,7 @@ def refine(
         models.save(place, kept, classes=meta.classes, **about)
         count = len(models.refined.members_of(made.model))
         echo(
-            f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} images; "
+            f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} examples; "
             f"{made.changed:.0%} of the answers changed"
         )
         tests = load_evaluation(data, classes=meta.classes, **form)

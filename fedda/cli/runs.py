@@ -51,7 +51,9 @@ def _of(place: Path) -> dict[str, Any]:
         config = started.get("settings", {})
         state = "stopped" if any(place.glob("*/checkpoint.json")) else "not begun"
         state = "going on" if holder(place) else state
-        target = started.get("target") or config.get("run.target", "")
+        joined = read.noted(place / "roster.json").get("nodes", ())
+        target = ", ".join(site["name"] for site in joined if site["role"] == "target")
+        target = target or started.get("target") or config.get("run.target", "")
         return about | {"method": config.get("method", ""), "target": target, "state": state}
     return about | {
         "method": results["method"],

@@ -253,9 +253,9 @@ class ImageFolder:
         return good
 
     def _warn_passed_over(self, where: Path, entries: list[Path], what: str) -> None:
-        if entries:
-            names = listed([entry.name for entry in entries], 3)
-            self.warnings.append(f"{where}: {len(entries)} {what} are passed over ({names})")
+        if names := listed([entry.name for entry in entries], 3):
+            many = f"{len(entries)} " if len(entries) > 1 else ""
+            self.warnings.append(f"{where}: {many}{what} are passed over ({names})")
 
 
 def _inside(path: Path, name: str) -> Path:

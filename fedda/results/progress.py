@@ -136,8 +136,8 @@ class Display(OnTerminal):
         going = f"going on after round {done} of {rounds}" if done else plan
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
-        if event.get("few") and not (done or self._hinted):
-            self._say(f"  {event['few']}", "dim")
+        for hint in () if done or self._hinted else event.get("hints", ()):
+            self._say(f"  {hint}", "dim")
             self._hinted = True
         self._said = event.get("time", 0.0)
         self._numbers = Text()

@@ -321,8 +321,13 @@ def test_the_runs_of_a_folder_are_listed(tmp_path: Path) -> None:
     (tmp_path / "done" / "results.json").write_text(json.dumps(results() | {"final_accuracy": 0.5}))
     started = {"target": "east", "settings": {"method": "shot"}}
     (tmp_path / "begun" / "launch.json").write_text(json.dumps(started))
+    (tmp_path / "joined").mkdir()  # at a server the targets are known by who joined
+    (tmp_path / "joined" / "journal.jsonl").touch()
+    nodes = [{"name": "north", "role": "target"}, {"name": "south", "role": "source"}]
+    (tmp_path / "joined" / "roster.json").write_text(json.dumps({"nodes": nodes}))
     said = CliRunner().invoke(app, ["runs", "--dir", str(tmp_path), "--json"]).stdout
     found = {each["name"]: each for each in json.loads(said)["runs"]}
     assert (found["done"]["state"], found["done"]["accuracy"]) == ("finished", 0.5)
     assert found["begun"]["state"] == "not begun"
     assert (found["begun"]["method"], found["begun"]["target"]) == ("shot", "east")
+    assert found["joined"]["target"] == "north"
