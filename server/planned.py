@@ -32,8 +32,9 @@ def hints(task: Task, planned: int) -> list[str]:
     if moves and task.about.adapts and 0 < planned < ENOUGH:
         said.append(
             f"{planned} steps at a source are planned; a network that learns from its first "
-            f"weights gains most by {task.method} after {ENOUGH} and more: --rounds "
-            f"{-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, would give them"
+            f"weights gains most by {task.method} after {ENOUGH} and more: "
+            f"--rounds {-(-task.rounds * ENOUGH // planned)}, or train.steps raised likewise, "
+            "would give them"
         )
     if train.schedule in ("cosine", "linear") and train.lr_end > train.lr:
         said.append(
