@@ -201,4 +201,4 @@ def answers(p: Tensor, y: Tensor, few: int) -> list[int]:
 
 def right(p: Tensor, y: Tensor) -> float:
     """The share of predictions (N, C) that are the labels (N,)."""
-    return float((p.argmax(dim=1) == y).float().mean())
+    return float((p.argmax(dim=1) == y).double().mean())
