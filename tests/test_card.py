@@ -91,3 +91,9 @@ def test_it_names_no_site_and_no_path(folder: Path, nodes: list[Node]) -> None:
     for node in nodes:
         assert str(node["name"]) not in text and str(node["data"]) not in text
     assert str(folder.parent) not in text
+
+
+def test_names_of_classes_are_text_where_markdown_takes_html(folder: Path) -> None:
+    results = read.load(folder)
+    results["classes"][0] = "<img src=x onerror=alert(2)>"
+    assert "<img" not in card(results, defaults())

@@ -15,6 +15,7 @@ from clients.site import state
 from clients.site.memory import Site
 from clients.site.workspace import Workspace
 from fedda import models, records
+from fedda.algorithms import kd3a
 from fedda.config.inputs import Inputs
 from fedda.data import Unlabelled, load_target
 from fedda.maths import mixup
@@ -96,6 +97,29 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
     assert sorted(value for b in batches for value in b) == images.tolist()
     assert [len(b) for b in batches] == [5, 5, 5, 5]
     assert all(b != sorted(b) for b in batches)
+
+
+@pytest.mark.parametrize("vote", ["soft", "hard"])
+def test_few_images_that_teachers_are_sure_of_weigh_as_much_as_all_others(
+    vote: kd3a.Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server's teachers that are sure of one image alone would show it by the model."""
+    task = RunConfig.parse({"method": "kd3a", "kd3a.mixup": 0}).task("kd3a", 0, (1,), ["a", "b"], 2)
+    target = Target(cast(Any, LONELY))
+    target.data = Unlabelled(torch.zeros(6, 1))
+    target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
+    target.model = cast(Any, lambda x: torch.zeros(len(x), 2))
+    monkeypatch.setattr(target, "inputs", lambda i: target.data.x[i])
+    monkeypatch.setattr(target, "minimise", lambda loss: weights.append(loss(torch.arange(6))))
+    monkeypatch.setattr(kd3a, "distillation_loss", lambda logits, p, n: n)
+    weights: list[Tensor] = []
+    for sure in (1, 2):  # `least_batch` is 2
+        p = torch.full((6, 1, 2), 0.5)
+        p[:sure, 0] = torch.tensor([0.99, 0.01])
+        voted = kd3a.knowledge_vote(p, 0.9, vote)
+        target.follow(torch.arange(6), voted.p, voted.n, voted.kept)
+    assert weights[0].unique().tolist() == pytest.approx([kd3a.NOBODY])
+    assert weights[1][:2].tolist() == [1, 1] and weights[1][2:].max() <= kd3a.NOBODY
 
 
 def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

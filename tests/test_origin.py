@@ -191,6 +191,25 @@ def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(
     assert serve(fresh, asked(task, moved(trained, name, 8 * went, None), 4))
 
 
+def test_rounds_that_count_backwards_are_compared_as_well(site: Site, tmp_path: Path) -> None:
+    task, name = task_of(site, SETTINGS), "encoder.hidden.0.weight"
+    model, longest = drawn(task), 0.0
+    for n in range(1, 13):
+        before, model = model, serve(site, asked(task, model, n))
+        longest = max(longest, origin.distances(model, before)[name])
+    for n in (11, 5, 2):  # as many rounds apart, and eight at most, are as far as it may be
+        away = np.random.default_rng(n).standard_normal(before[name].shape, np.float32)
+        away *= 7 * longest * min(12 - n, 8) / np.linalg.norm(away)
+        far = before | {name: before[name] + away}
+        with pytest.raises(OriginError, match=name):
+            serve(site, asked(task, far, n))
+    assert serve(site, asked(task, model, 11))
+    # The same run once more begins at its first round, also where this site joins it later.
+    assert serve(site, asked(task, drawn(task), 1))
+    fresh = make_source(tmp_path, 80, **REAL)
+    assert serve(fresh, asked(task, model, 3))
+
+
 @pytest.mark.parametrize("before", ["nothing", "another network"])
 def test_a_round_that_is_answered_by_numbers_counts_too(site: Site, before: str) -> None:
     """It draws no first model, so the process has none then, or that of another training."""

@@ -207,6 +207,24 @@ def test_what_is_allowed_is_answered(domains: list[Node], tmp_path: Path) -> Non
     assert codes(a_bench(obeying(domains, text, tmp_path), "fedavg")) == {None}
 
 
+def test_what_made_teachers_could_choose_leaves_no_fresh_site(
+    domains: list[Node], tmp_path: Path
+) -> None:
+    """KD3A's target learns what the server's teachers say, unless sources sealed them."""
+
+    def ask(text: str, relay: str) -> None:
+        task = a_bench(domains, "kd3a", kd3a__relay=relay).task
+        heading = {"phase": "train", "hop": "distil", "part": "target", "round": 1}
+        Gate(policy(text, tmp_path)).admit(Request.make(task.flat(), heading, {}))
+
+    fresh = describe.FRESH.replace(describe.IMAGES, '["*"]')
+    with pytest.raises(PolicyError, match=r"leaving\.taught.* --peers"):
+        ask(fresh, "open")
+    ask(fresh, "sealed")
+    ask(fresh.replace("taught = false", "taught = true"), "open")
+    ask("", "open")
+
+
 def test_a_site_chooses_which_normalisation_it_takes(domains: list[Node], tmp_path: Path) -> None:
     """With BatchNorm, moments of its images leave, of a target's, too."""
     rules = policy('[allow]\nnorms = ["group"]', tmp_path)

@@ -12,7 +12,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 BUDGETS = {
     "clients": 1_575,
     "clients/node": 950,
-    "clients/policy": 800,
+    "clients/policy": 811,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
     "fedda": 1_055,

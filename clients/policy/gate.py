@@ -258,6 +258,13 @@ class Gate:
         word = "look" if contract is LOOK else WORDS.get(kind)
         if word and not getattr(self.policy.leaving, word):
             raise PolicyError(f"The policy lets no {word} leave (leaving.{word}).")
+        taught = any(name.startswith("teacher/") for name in contract.enters.arrays)
+        if kind is Kind.MODEL and taught and not self.policy.leaving.taught:
+            raise PolicyError(
+                "The policy lets no model leave that learnt what models sent in the open say "
+                "(leaving.taught): a server that makes them up reads single images. Start every "
+                "site with --key and --peers, so that they come sealed, or set taught = true."
+            )
         # A target that opens sealed models sends back their mean.
         mean = Kind.SEALED in contract.enters.arrays.values()
         if kind is Kind.MODEL and self.policy.secure.demand and not mean:

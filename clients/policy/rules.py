@@ -75,11 +75,13 @@ class Limits(Section):
 class Leaving(Section):
     """What may leave the site, by its kind (`fedda.wire.packing.Kind`), and the numbers of tests.
 
+    taught  a target's model that learnt what models sent in the open say (KD3A without a seal)
     classes how many tests of each class are answered how, in tens, in a training's last test
     look    what `fedda look` asks for (`clients.site.site_statistics`): not unless it says so
     """
 
     models: bool = True
+    taught: bool = True
     atoms: bool = True
     statistics: bool = True
     gradients: bool = True

@@ -23,6 +23,7 @@ Requests that are answered by numbers alone are not checked here, but by `output
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ MOST = 1e6  # how far a statistic may be, in units of its layer's largest at fir
 SAME = 1e-3  # a drawn model may differ so much, in the same units, from one of another processor
 ROUNDED = 0.02  # and after it travelled in less than full precision
 TIMES = 6.0  # honest means went 1.6 times as far as a source's own longest round, in every tensor
-AWAY = 8  # rounds that a site was away count, no more
+AWAY = 8  # rounds that lie between two requests count, no more
 SHARE = 0.1  # of its even share of the whole: what a tensor that hardly moves counts as, at least
 ORIGIN = "origin"  # a kind of file that stays here
 # Names of models that are not checked here: discriminators are by `check_discriminator`. Teachers
@@ -147,8 +148,12 @@ class Origin:
         state.save(self._place, task, request.round, ORIGIN, state.SiteState(last, about))
 
     def _last(self, request: Request) -> state.SiteState | None:
-        """What was kept of the last round of this training here; None if there was none."""
-        last = state.load_last(self._place, request.task, 1, request.round, ORIGIN)
+        """What was kept of the newest round of this training here; None if there was none.
+
+        Also where the request is of an earlier one: else a server that counts backwards could send
+        models each of which is far from the one before.
+        """
+        last = state.load_last(self._place, request.task, 1, sys.maxsize, ORIGIN)
         same = last is not None and last.about["settings"] == request.task.digest
         return last if same else None
 
@@ -185,7 +190,7 @@ class Origin:
         longest = last.about["longest"]
         whole = math.hypot(*longest.values())
         size = sum(values[name].size for name in longest)
-        rounds = min(max(request.round - last.about["round"], 1), AWAY)
+        rounds = min(max(abs(request.round - last.about["round"]), 1), AWAY)
         before = {name: tensor.numpy() for name, tensor in last.get("last").items()}
         for name, went in distances(values, before).items():
             least = SHARE * whole * math.sqrt(values[name].size / size)

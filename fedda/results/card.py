@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from html import escape
 from statistics import fmean, stdev
 from string import Template
 from typing import Any
@@ -101,7 +102,7 @@ def card(results: read.Results, defaults: Mapping[str, Any]) -> str:
         n=len(results["classes"]),
         network=config["model.name"],
         shape=" x ".join(map(str, results["shape"])),
-        classes=", ".join(map(read.printable, results["classes"])),
+        classes=escape(", ".join(map(read.printable, results["classes"])), quote=False),
         **{name: results["versions"][name] for name in ("fedda", "flwr", "torch")},
         data="\n".join(markdown(["site", "training examples", "labelled tests"], data)),
         measured=measured,
