@@ -55,6 +55,19 @@ def test_by_hand() -> None:
     assert scaled[:, 1].abs().max() == 0
 
 
+def test_one_column_in_large_units_leaves_the_others_as_they_are() -> None:
+    """As an income beside an age and codes of 0 and 1; of alike columns each counts as before."""
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    x[:, 5] *= 1e6
+    scaled = OwnColumns(x, "x", OWN)(x)
+    assert scaled.std(dim=0).min() > 0.75
+    assert OwnColumns(torch.zeros(50, 2), "x", OWN)(x[:50, :2]).isfinite().all()
+    alike = x[:, :5] * torch.tensor([1.0, 1.2, 1.4, 1.6, 4.0])
+    deviation = alike.std(dim=0)
+    wanted = (alike - alike.mean(dim=0)) / (deviation + 0.1 * deviation.mean())
+    torch.testing.assert_close(OwnColumns(alike, "x", OWN)(alike), wanted)
+
+
 def test_tests_are_scaled_as_the_training_vectors_are(place: Path) -> None:
     plain, own = data.load_source(place), data.load_source(place, reading=OWN)
     assert own.x.mean(dim=0).abs().max() < 1e-4

@@ -10,7 +10,8 @@ site: they are in no message and in no model's file. So a model that was trained
 that are filled and scaled by values of their own, and `fedda predict` takes those of its examples.
 
 Each column is divided by its deviation and a tenth of the mean deviation, so that one which hardly
-varies stays small. A column of which the site has no value at all is 0 after the scaling. Where the
+varies stays small. Where a few columns have far larger units than the others, twice the median
+deviation is taken for the mean, which these would make: else all others came out small. A column of which the site has no value at all is 0 after the scaling. Where the
 run says one mean and deviation of a column for all sites (`Reading.scales`), these scale it, and
 only gaps are filled by the site's own.
 """
@@ -64,7 +65,8 @@ class OwnColumns:
         self._indicator = reading.missing == "indicator"
         self.mean, deviation = _moments(x, self.gaps.seen)
         self.middle = self.mean if reading.missing != "median" else _median(x, self.gaps)
-        self.divisor = deviation + 0.1 * deviation.mean() + 1e-9
+        usual = 2 * deviation[deviation > 0].nanmedian().nan_to_num(0.0)
+        self.divisor = deviation + 0.1 * torch.minimum(deviation.mean(), usual) + 1e-9
         if not reading.own:
             self.mean, self.divisor = _given(reading, x.shape[1], where)
 
