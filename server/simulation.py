@@ -130,6 +130,8 @@ class LocalGrid(Grid):
             yield message, reply.result()
 
     def _call(self, message: Message) -> Message:
+        # A site's time begins with its turn: those before it do not use up the others' deadline.
+        message.metadata.__dict__["_created_at"] = time.time()
         context = self.contexts[message.metadata.dst_node_id]
         return self.app(message=message, context=context)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
+from clients.node.bridge import expired
 from fedda import records
 from fedda.flower import ErrorCode, make_message
 from fedda.wire import packing
@@ -146,6 +147,21 @@ def test_two_replies_to_one_request_are_both_delivered() -> None:
     assert [src(r) for r in Mail(Twice({1: 0, 2: 0})).deliver(map(request, (1, 2)), 5)] == [
         *(1, 1, 2, 2)
     ]
+
+
+def test_in_one_process_a_sites_time_begins_with_its_turn() -> None:
+    """Else the sites before it would use up its deadline, the more the slower the machine is."""
+
+    def slow(message: Message, context: Context) -> Message:
+        late.append(expired(message))
+        time.sleep(0.2)
+        return Message(RecordDict(), reply_to=message)
+
+    late: list[bool] = []
+    grid = LocalGrid(slow, [{}, {}, {}])  # type: ignore[arg-type]
+    asked = [Message(RecordDict(), n, "train", ttl=0.3) for n in (1, 2, 3)]
+    assert len(list(grid.send_and_receive(asked))) == 3
+    assert late == [False] * 3
 
 
 def test_a_site_cannot_answer_for_another() -> None:
