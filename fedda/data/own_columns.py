@@ -11,9 +11,10 @@ that are filled and scaled by values of their own, and `fedda predict` takes tho
 
 Each column is divided by its deviation and a tenth of the mean deviation, so that one which hardly
 varies stays small. Where a few columns have far larger units than the others, twice the median
-deviation is taken for the mean, which these would make: else all others came out small. A column of which the site has no value at all is 0 after the scaling. Where the
-run says one mean and deviation of a column for all sites (`Reading.scales`), these scale it, and
-only gaps are filled by the site's own.
+deviation is taken for the mean, which these would make: else all others came out small. A column of
+which the site has no value at all is 0 after the scaling. Where the run says one mean and deviation
+of a column for all sites (`Reading.scales`), these scale it, and only gaps are filled by the site's
+own.
 """
 
 from collections.abc import Callable
