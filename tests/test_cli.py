@@ -432,3 +432,12 @@ def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixtu
     assert done.returncode == 1
     said = capfd.readouterr().err
     assert said == "error: the output cannot be written (No space left on device); make room\n"
+
+
+def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
+    """Click takes the last one, so the first target would have joined as a source."""
+    words = ["run", "fedavg", "--simulate", str(tmp_path), "--target", "a", "--target", "b"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 2 and "--target is given 2 times" in found.output
+    again = CliRunner().invoke(app, ["settings", "kd3a", "--preset", "paper", "--preset", "photos"])
+    assert "is given" not in again.output  # takes several

@@ -6,6 +6,7 @@ command's docstring, in a last part `Options:`, below the option's name in Pytho
 
 import inspect
 import re
+from collections import Counter
 from typing import Any
 
 import click
@@ -31,6 +32,23 @@ def _join(command: click.Command) -> None:
         params[name].help = " ".join(told.split())
     for each in getattr(command, "commands", {}).values():
         _join(each)
+    if not isinstance(command, click.Group):
+        _once(command)
+
+
+def _once(command: click.Command) -> None:
+    """Let a command refuse an option that comes twice, of which click takes the last, silently."""
+    parse = command.parse_args
+
+    def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
+        given = command.make_parser(ctx).parse_args([*args])[2]
+        for each, count in Counter(p for p in given if isinstance(p, click.Option)).items():
+            if count > 1 and not (each.multiple or each.is_flag):
+                said = f"{each.opts[0]} is given {count} times, and takes one value"
+                raise click.UsageError(f"{said}; see how several are written in --help.", ctx)
+        return parse(ctx, args)
+
+    command.parse_args = parse_args  # type: ignore[method-assign]
 
 
 def _complete(program: click.Command) -> None:
