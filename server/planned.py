@@ -5,7 +5,7 @@ kinds (`examples/benchmarks/digit_five.py`) KD3A is where FedAvg is until some h
 source, and leaves it behind from about a thousand on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fedda.settings import Task
 
@@ -22,8 +22,8 @@ def steps(task: Task, examples: Mapping[str, int]) -> int:
     return rounds * max((task.train.steps_of(n) for n in examples.values()), default=0)
 
 
-def hints(task: Task, planned: int) -> list[str]:
-    """What a user may not have meant: so few steps for the method, or a rate that rises.
+def hints(task: Task, planned: int, idle: Sequence[str] = ()) -> list[str]:
+    """What a user may not have meant: few steps, a rate that rises, settings that change nothing.
 
     Features that are given, as of vectors or a frozen network, adapt in fewer steps.
     """
@@ -41,4 +41,6 @@ def hints(task: Task, planned: int) -> list[str]:
             f"train.lr-end is {train.lr_end:g}, above train.lr of {train.lr:g}, so the learning "
             f"rate rises over the rounds; to have it fall, set -c train.lr-end={train.lr / 50:g}"
         )
+    if idle:
+        said.append(f"{', '.join(idle)}: of no method that is trained here, so without effect")
     return said

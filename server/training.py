@@ -111,7 +111,7 @@ class TrainingRounds:
             round=state.round,
             rounds=self._last(state),
             steps=steps,
-            hints=planned.hints(self.task, steps),
+            hints=planned.hints(self.task, steps, self.config.idle),
         )
         arrays, resumed = strategy.packed(state.model), state.round
         while state.round < self._last(state):

@@ -48,3 +48,12 @@ def test_a_rate_that_rises_is_named_with_one_that_falls() -> None:
     assert "above train.lr of 0.001" in text
     assert text.endswith("-c train.lr-end=2e-05")
     assert not hints(task(**low, **{"train.schedule": "constant"}), 1000)  # it has no end
+
+
+def test_settings_of_methods_that_are_not_trained_are_named() -> None:
+    given = {"method": "kd3a", "run.baseline": "none", "fada.parts": "adversarial", "kd3a.mixup": 0}
+    idle = RunConfig.parse(given).idle
+    assert idle == ["fada.parts"]
+    (text,) = hints(task(), 1000, idle)
+    assert text.startswith("fada.parts: of no method")
+    assert not RunConfig.parse(given | {"run.baseline": "fada"}).idle

@@ -1,6 +1,7 @@
 """Show the progress of a run: a bar on a terminal, a few plain lines anywhere else."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -78,7 +79,7 @@ class Display(OnTerminal):
     ) -> None:
         console = console or PlainConsole()
         self._story = tell((), config.flat() if config else None)
-        self._said, self._hinted = 0.0, False
+        self._said, self._hinted = 0.0, set[str]()
         self._numbers = Text()
         self._lasting: dict[tuple[Any, ...], int] = {}  # the last round of each trouble
         self._bar = bar(console, "round", "left")
@@ -136,9 +137,10 @@ class Display(OnTerminal):
         going = f"going on after round {done} of {rounds}" if done else plan
         if not self._live:
             self._say(f"{self._name(key)}: {'done before' if done == rounds else going}")
-        for hint in () if done or self._hinted else event.get("hints", ()):
-            self._say(f"  {hint}", "dim")
-            self._hinted = True
+        for hint in () if done else event.get("hints", ()):
+            if (kind := re.sub(r"\d", "", hint)) not in self._hinted:  # once, whatever its numbers
+                self._say(f"  {hint}", "dim")
+            self._hinted.add(kind)
         self._said = event.get("time", 0.0)
         self._numbers = Text()
         self._update(key)

@@ -324,6 +324,13 @@ class RunConfig(sections.Section):
             options=self.options[method],
         )
 
+    @property
+    def idle(self) -> list[str]:
+        """Settings that were changed of methods which are not trained."""
+        others = tuple(f"{m}." for m in self.options if m not in self.trainings)
+        plain = defaults()
+        return [k for k, v in self.flat().items() if k.startswith(others) and v != plain[k]]
+
     def flat(self) -> sections.Flat:
         """Every setting under its dotted key, the methods' own sections included.
 
