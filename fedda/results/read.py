@@ -20,6 +20,7 @@ REFINED = "refined"  # a training's entry of what the target said of its last st
 ABOUT = "about.json"  # titles of the methods and defaults of the settings, for who shows the run
 CROSSED = "crossed.jsonl"  # the hashes of what crossed, as the server saw it
 LOOKED = "look.json"  # what `fedda look` saw
+TENS = 10  # to whose multiples real sites round counts of tests down
 
 Results = dict[str, Any]
 Event = dict[str, Any]
@@ -292,14 +293,20 @@ def kinds(results: Results) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     return found
 
 
-def by_class(results: Results, method: str, which: str) -> list[float | None]:
-    """The accuracy of each class over all trainings of a method; None where tests are too few."""
+def by_class(results: Results, method: str, which: str) -> list[tuple[float, float] | None]:
+    """Between what the accuracy of each class lies, over all trainings of a method.
+
+    Real sites round each count down to tens, of right answers and of tests. Simulated ones do not,
+    so that both bounds are equal. None: no ten tests.
+    """
     tables = answers(results, method, which).values()
+    exact = any(n % TENS for t in tables for row in t["counts"] for n in row)
+    lost = 0 if exact else (TENS - 1) * len(tables)
     sums = [
         (sum(t["counts"][c][c] for t in tables), sum(t["tests"][c] for t in tables))
         for c in range(len(results["classes"]) if tables else 0)
     ]
-    return [right / tests if tests else None for right, tests in sums]
+    return [(r / (n + lost), min(1.0, (r + lost) / n)) if n else None for r, n in sums]
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -119,9 +119,17 @@ def _by_class(results: read.Results) -> list[RenderableType]:
     for heading in found:
         shown.add_column(escape(heading), justify="right")
     for name, *values in zip(results["classes"], *found.values(), strict=True):
-        cells = (NOTHING if v is None else f"{100 * v:.0f}" for v in values)
+        cells = (NOTHING if v is None else _between(*v) for v in values)
         shown.add_row(escape(read.printable(name)), *cells)
-    return [shown, Text("by class real sites count in tens; a dash: too few tests")]
+    return [
+        shown,
+        Text("by class real sites count in tens, which gives bounds; a dash: too few tests"),
+    ]
+
+
+def _between(low: float, high: float) -> str:
+    """Two accuracies in percent, or one if they are equal."""
+    return "–".join(dict.fromkeys(f"{100 * share:.0f}" for share in (low, high)))
 
 
 def _notes(report: dict[str, Any], results: read.Results) -> list[str]:

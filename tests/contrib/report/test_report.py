@@ -144,7 +144,16 @@ def test_only_real_sites_are_said_to_count_in_tens() -> None:
     run = results(classes=["cat", "dog"])
     table = {"counts": [[9, 2], [0, 10]], "tests": [11, 10]}  # of a simulation
     run["trainings"]["kd3a"][0]["answers"] = {"last": table}
-    assert "by class real sites count in tens" in printed(run)
+    text = printed(run)
+    assert "by class real sites count in tens" in text
+    assert cells(text, "cat")[1] == "82" and cells(text, "dog")[1] == "100"
+    # 9 of 10 tests or 9 of 19 may have been right: none is not what is known
+    run["trainings"]["kd3a"][0]["answers"]["last"] = {
+        "counts": [[0, 0], [10, 20]],
+        "tests": [10, 30],
+    }
+    text = printed(run)
+    assert cells(text, "cat")[1] == "0–90" and cells(text, "dog")[1] == "51–97"
 
 
 def test_without_tests_the_report_says_so_and_shows_infomax_then_the_loss() -> None:
