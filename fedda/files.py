@@ -4,6 +4,7 @@ Texts that a person wrote are UTF-8, or UTF-16 with the mark that Windows writes
 """
 
 import codecs
+import errno
 import glob
 import math
 import os
@@ -56,9 +57,11 @@ def writing(path: Path, advice: str) -> Iterator[Path]:
     """Like `replacing`, for a file that a user named: a link to a file is written through.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: it cannot be written, or is protected from it.
     """
     try:
+        if path.is_file() and not os.access(path, os.W_OK):  # replacing it would not ask
+            raise PermissionError(errno.EACCES, "it is write-protected")
         with replacing(path.resolve() if path.is_file() else path) as part:
             yield part
     except OSError as error:

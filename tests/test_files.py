@@ -12,7 +12,7 @@ import pytest
 
 from fedda import models
 from fedda.config import ModelConfig
-from fedda.errors import ConfigError, ModelError
+from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import (
     encoding,
     keep_newest,
@@ -174,6 +174,19 @@ def test_what_a_user_links_to_is_written_through(tmp_path: Path) -> None:
     with writing(link, "take another") as part:
         part.write_text("new")
     assert link.is_symlink() and real.read_text() == "new"
+
+
+def test_a_write_protected_file_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.csv").write_text("mine")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root may write anything
+    with (
+        pytest.raises(RunError, match=r"write-protected\); take another"),
+        writing(tmp_path / "mine.csv", "take another") as part,
+    ):
+        part.write_text("new")
+    assert (tmp_path / "mine.csv").read_text() == "mine"
 
 
 @pytest.mark.parametrize("write", ["model", "export"])

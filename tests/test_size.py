@@ -15,7 +15,7 @@ BUDGETS = {
     "clients/policy": 811,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_055,
+    "fedda": 1_057,  # a write-protected file is not replaced
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_828,  # an option that is given twice is refused
