@@ -20,6 +20,7 @@ ANSWER = 60.0  # seconds after which a question expires unanswered
 AGAIN = 20.0  # seconds after which a node that has not answered is asked again
 PAUSE = 1.0  # seconds until a node is asked again that gave up two questions in a row; it doubles
 LOOK = 0.1  # seconds between two looks at the connected nodes
+LATE = "it joined after the run had begun, so it takes no part; the next run counts it in"
 OF_SOURCES = {"source", "collaborator"}  # the parts that sources play
 
 
@@ -39,6 +40,7 @@ class Sites:
         self._failed: dict[int, int] = {}  # how many questions in a row a node's program gave up
         self._open: dict[str, int] = {}  # question -> node
         self._wrong: set[str] = set()  # offers that were refused, in words
+        self._began: set[str] = set()  # names of the sites that were there when the run began
 
     def gather(self, class_names: tuple[str, ...] = ()) -> roster.Roster:
         """Wait until enough sites have joined and make a roster of their offers.
@@ -76,6 +78,7 @@ class Sites:
                 wanted = models.inputs(self.config.input, self.config.model)
                 joined = roster.form(self.offers.values(), wanted, class_names, chosen)
                 joined.aims(aim)  # raises if the site that the run names is not a target
+                self._began = {node.name for node in self.offers.values()}
                 return joined
             if late:
                 offers = "".join(f"\n  {n}" for n in self.offers.values())
@@ -103,6 +106,7 @@ class Sites:
             RosterError: a site came back with another offer.
         """
         parts = {part for of_target in left.values() for part in of_target}
+        self._began = {node.name for node in known.nodes}
         sources = known.sources if OF_SOURCES & parts else ()
         targets = [node for node in known.targets if node.name in left]
         among = replace(known, nodes=(*sources, *targets))
@@ -228,15 +232,17 @@ class Sites:
             self.journal.trouble("no offer", self._registered(node_id), str(error))
             return
         if wrong := registered.objection(node_id, node.name, node.role):
-            self._refused(node_id, wrong)
+            self._refused(self._registered(node_id), wrong)
             return
         self.offers[node_id] = node
         self._failed.pop(node_id, None)
-        self.journal.write("joined", site=node.name, role=node.role, text=str(node))
+        if self._began and node.name not in self._began and not self.config.open:
+            self._refused(node.name, LATE)
+        else:
+            self.journal.write("joined", site=node.name, role=node.role, text=str(node))
 
-    def _refused(self, node_id: int, why: str) -> None:
-        """Note once that a node takes no part, though it is asked again."""
-        name = self._registered(node_id)
+    def _refused(self, name: str, why: str) -> None:
+        """Note once that a site takes no part, though it is asked again."""
         if (text := f"{name}: {why}") not in self._wrong:
             self._wrong.add(text)
             self.journal.trouble("refused", name, why)

@@ -935,6 +935,19 @@ def test_a_site_that_gives_up_every_question_is_asked_less_and_less_often(
     assert grid.anna in sites.there(), "once it answers, it counts as present"
 
 
+def test_a_site_that_joins_after_the_start_is_told_to_take_no_part(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "PAUSE", 0.0)
+    grid = Spoilt(domains, *[error(ErrorCode.NODE_UNAVAILABLE)] * 9)
+    journal = Journal()
+    sites = Sites(grid, Config.parse(FAST | runs | {"run.expect": 3}), journal)
+    assert "anna" not in {node.name for node in sites.gather().nodes}
+    while grid.anna not in sites.there():
+        sites.look()
+    assert [(t["site"], t["text"]) for t in journal.troubles] == [("anna", presence.LATE)]
+
+
 def test_an_answer_counts_for_the_site_that_was_asked_alone(
     domains: list[Node], runs: dict[str, str]
 ) -> None:
