@@ -193,7 +193,8 @@ def test_a_mean_goes_no_farther_than_some_times_ones_own_longest_round(
 
 def test_rounds_that_count_backwards_are_compared_as_well(site: Site, tmp_path: Path) -> None:
     task, name = task_of(site, SETTINGS), "encoder.hidden.0.weight"
-    model, longest = drawn(task), 0.0
+    model = before = drawn(task)
+    longest = 0.0
     for n in range(1, 13):
         before, model = model, serve(site, asked(task, model, n))
         longest = max(longest, origin.distances(model, before)[name])

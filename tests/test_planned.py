@@ -43,11 +43,11 @@ def test_few_steps_are_named_with_a_number_that_suffices() -> None:
 
 
 def test_a_rate_that_rises_is_named_with_one_that_falls() -> None:
-    low = {"train.lr": 0.001, "train.lr-end": 0.01}
+    low: dict[str, Any] = {"train.lr": 0.001, "train.lr-end": 0.01}
     (text,) = hints(task(**low), 1000)
     assert "above train.lr of 0.001" in text
     assert text.endswith("-c train.lr-end=2e-05")
-    assert not hints(task(**low, **{"train.schedule": "constant"}), 1000)  # it has no end
+    assert not hints(task(**low | {"train.schedule": "constant"}), 1000)  # it has no end
 
 
 def test_settings_of_methods_that_are_not_trained_are_named() -> None:
