@@ -14,7 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
+from fedda.cli import app as server
 from fedda.cli.keys import app
+from fedda.cli.superlink import _certificates
 from fedda.errors import KeyFileError
 from fedda.ops import certificate, keys
 
@@ -139,6 +141,38 @@ def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path: Path) -> None:
     self_signed(tmp_path / "new.pem", now + timedelta(days=2), now + timedelta(days=9))
     with pytest.raises(KeyFileError, match=r"valid from .*clock"):
         certificate.check_certificate(tmp_path / "new.pem")
+
+
+def test_a_server_starts_with_a_certificate_only_that_it_can_use_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It admits sites' keys at 127.0.0.1, and would pass all of them over."""
+    monkeypatch.setattr(certificate, "ALWAYS", ())
+    certificate.init(tmp_path, ["other.example.org"])
+    done = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)])
+    assert done.exit_code == 3, done.output
+    assert "server.pem names other.example.org and not 127.0.0.1" in done.output
+    remedy = f"`fedda keys renew --dir {tmp_path} --host other.example.org`"
+    assert remedy in done.output
+    bare = "server.pem names no host and not 127.0.0.1"
+    certificate.renew(tmp_path)
+    assert bare in CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)]).output
+
+
+@pytest.mark.parametrize("days", [29, 31])
+def test_a_server_warns_of_a_certificate_that_expires_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], days: int
+) -> None:
+    monkeypatch.setattr(certificate, "SERVER_DAYS", days)
+    certificate.init(tmp_path, ["hub.example.org", "10.1.2.3"])
+    _certificates(tmp_path)
+    said = capsys.readouterr().err
+    assert bool(said) == (days < 30)
+    if said:
+        ends = datetime.now(UTC) + timedelta(days=days)
+        assert said.startswith(f"warning: {tmp_path}/server.pem expires on {ends:%Y-%m-%d}")
+        assert said.count("\n") == 1
+        assert f"`fedda keys renew --dir {tmp_path} --host hub.example.org --host 10.1.2.3`" in said
 
 
 def test_a_key_of_another_certificate_is_refused(made: Path) -> None:

@@ -151,4 +151,6 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
         )
     certificate.check_certificate(ca)
     certificate.check_certificate(pem, key)
+    if soon := certificate.check_server(pem):
+        echo(f"warning: {soon}", err=True)
     return ca, pem, key

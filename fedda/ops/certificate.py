@@ -11,6 +11,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,11 +22,14 @@ from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedda.errors import KeyFileError
+from fedda.errors import KeyFileError, typed
 from fedda.files import unmarked
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
+SOON = timedelta(days=30)
+LOOPBACK = "127.0.0.1"
+ALWAYS = ("localhost", LOOPBACK)
 
 
 def init(directory: Path, hosts: Iterable[str] = ()) -> None:
@@ -114,6 +118,34 @@ def check_certificate(path: Path, key: Path | None = None) -> None:
         )
 
 
+def check_server(path: Path) -> str:
+    """Refuse a server's certificate without 127.0.0.1 -> a warning, if it expires soon.
+
+    Raises:
+        KeyFileError: the server itself, which admits keys at 127.0.0.1, would not accept it.
+    """
+    certificate = x509.load_pem_x509_certificate(pem(path))
+    hosts: list[str] = []
+    with suppress(x509.ExtensionNotFound):
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        hosts += [name for name in names.get_values_for_type(x509.DNSName) if name != LOOPBACK]
+        hosts += map(str, names.get_values_for_type(x509.IPAddress))
+    options = (word for host in hosts if host not in ALWAYS for word in ("--host", host))
+    renewal = typed("fedda", "keys", "renew", "--dir", path.parent, *options)
+    if LOOPBACK not in hosts:
+        raise KeyFileError(
+            f"{path} names {', '.join(hosts) or 'no host'} and not {LOOPBACK}, where this server "
+            f"admits sites' keys and takes runs: make one that names it, too, with `{renewal}`"
+        )
+    ends = certificate.not_valid_after_utc
+    if ends - datetime.now(UTC) >= SOON:
+        return ""
+    return (
+        f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: renew it "
+        f"with `{renewal}` and start this server again"
+    )
+
+
 def pem(path: Path) -> bytes:
     """A certificate as PEM, also of a file in the binary form (DER) that Windows writes.
 
@@ -173,9 +205,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _sans(hosts: Iterable[str]) -> x509.SubjectAlternativeName:
-    return x509.SubjectAlternativeName(
-        [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
-    )
+    return x509.SubjectAlternativeName([_san(host) for host in dict.fromkeys([*hosts, *ALWAYS])])
 
 
 def _san(host: str) -> x509.GeneralName:
