@@ -175,6 +175,15 @@ def test_a_server_warns_of_a_certificate_that_expires_soon(
         assert f"`fedda keys renew --dir {tmp_path} --host hub.example.org --host 10.1.2.3`" in said
 
 
+def test_a_server_warns_of_a_key_that_others_can_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate.init(tmp_path)
+    (tmp_path / "server.key").chmod(0o644)
+    _certificates(tmp_path)
+    assert f"`chmod 600 {tmp_path / 'server.key'}`" in capsys.readouterr().err
+
+
 def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not the private key of"):
         certificate.check_certificate(made / "server.pem", made / "ca.key")

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 from clients.node import patience, resident
 from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreachable, ask
 from clients.node.fleet import Fleet
-from fedda.cli.client import _exec_stock, _lock
+from fedda.cli.client import _check_options, _exec_stock, _lock
 from fedda.cli.client import app as client_command
 from fedda.data import verify
 from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError, WireError
 from fedda.lane.parcels import Outgoing
-from fedda.ops import keys
+from fedda.ops import certificate, keys
 from fedda.ops.refusal import Refusal, offered, offers
 from tests import federation
 from tests.patience import PATIENCE
@@ -605,6 +605,29 @@ def test_only_this_account_can_enter_a_state_folder(
     assert ("was open to other accounts" in capsys.readouterr().err) == (
         before not in (None, 0o700)
     )
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o622, True)])
+def test_a_private_key_that_others_can_reach_is_told_and_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mode: int, warned: bool
+) -> None:
+    key = keys.add(tmp_path, "a")
+    key.chmod(mode)
+    _check_options(None, key, insecure=False)
+    text = f"warning: {key} is open to other accounts, and it is private: `chmod 600 {key}`\n"
+    assert capsys.readouterr().err == (text if warned else "")
+    assert key.stat().st_mode & 0o777 == mode
+
+
+def test_a_key_of_another_account_may_be_there_for_this_ones_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a cluster mounts its secrets."""
+    key = keys.add(tmp_path, "a")
+    monkeypatch.setattr(os, "geteuid", lambda: key.stat().st_uid + 1)
+    for mode, warned in ((0o440, False), (0o444, True)):
+        key.chmod(mode)
+        assert bool(certificate.opened(key)) == warned
 
 
 def test_flowers_own_node_gets_the_same_configuration(

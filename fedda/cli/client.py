@@ -225,6 +225,8 @@ def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
             "private key, or --insecure to try out on one machine"
         )
     keys.load_node_key(key)
+    if warning := certificate.opened(key):
+        echo(f"warning: {warning}", err=True)
 
 
 def _default_name(data: Path, key: Path | None) -> str:

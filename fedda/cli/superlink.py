@@ -151,6 +151,6 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
         )
     certificate.check_certificate(ca)
     certificate.check_certificate(pem, key)
-    if soon := certificate.check_server(pem):
-        echo(f"warning: {soon}", err=True)
+    for warning in filter(None, (certificate.check_server(pem), certificate.opened(key))):
+        echo(f"warning: {warning}", err=True)
     return ca, pem, key

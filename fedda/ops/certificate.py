@@ -174,6 +174,17 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def opened(path: Path) -> str:
+    """A warning about a private file that other accounts can read or write; empty if none can."""
+    if os.name != "posix":
+        return ""
+    about = path.stat()
+    # Another account's file, as a secret of a cluster, may be there for this one's group.
+    if not about.st_mode & (0o066 if about.st_uid == os.geteuid() else 0o006):
+        return ""
+    return f"{path} is open to other accounts, and it is private: `{typed('chmod', '600', path)}`"
+
+
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
