@@ -199,6 +199,20 @@ def test_an_apps_known_code_is_kept(clock: Clock) -> None:
     assert lanes.replies[0].error == Error(int(Code.DATA), Code.DATA.public)
 
 
+@pytest.mark.parametrize("code", Code)
+def test_a_sites_own_log_does_not_send_its_reader_to_itself(clock: Clock, code: Code) -> None:
+    """The wording that the server's operator gets names the site's log and its operator."""
+
+    def refusing(received: Message, context: Context) -> Message:
+        return resident.failure(code, received)
+
+    (text,) = [
+        text for kind, text in answer_all(refusing, FakeLanes(message())) if kind == "failed"
+    ]
+    assert text == f"train: {code.public.split(';')[0]}; see above"
+    assert "own log" not in text and "operator" not in text
+
+
 @pytest.mark.parametrize("nonsense", [None, "text", RecordDict()])
 def test_a_result_that_is_no_message_becomes_an_error(clock: Clock, nonsense: object) -> None:
     lanes = FakeLanes(message())

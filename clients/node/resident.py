@@ -85,16 +85,20 @@ class Resident:
             raise
         except Exception:
             log.exception("a %s request cannot be read (run %d)", kind, meta.run_id)
-            self.tell("failed", f"{kind}: {Code.WIRE.public}")
+            self._told(kind, Code.WIRE)
             return self._refused(Code.WIRE, head)
         try:
             reply = self.app(message, self._context(meta.run_id, node_id))
         except (Exception, SystemExit) as error:
             log.exception("%s failed (run %d)", kind, meta.run_id)
             code = code_of(error)
-            self.tell("failed", f"{kind}: {code.public}")
+            self._told(kind, code)
             return failure(code, head)
         return self._checked(reply, head, kind)
+
+    def _told(self, kind: str, code: Code) -> None:
+        """Say that a request failed, without advice that is meant for the server's operator."""
+        self.tell("failed", f"{kind}: {code.public.partition(';')[0]}; see above")
 
     def _refused(self, code: Code, head: Message) -> Message:
         """Refuse a message that the app never sees, and let that be noted."""
@@ -124,13 +128,13 @@ class Resident:
         """Return the app's reply if it is valid; reduce an error to its code and fixed wording."""
         if not isinstance(reply, Message) or reply.has_content() == reply.has_error():
             log.error("%s returned %s, which is no reply", kind, type(reply).__name__)
-            self.tell("failed", f"{kind}: {Code.INTERNAL.public}")
+            self._told(kind, Code.INTERNAL)
             return failure(Code.INTERNAL, head)
         if reply.has_error():
             code = _known(reply.error.code)
             if reply.error.reason != code.public:
                 log.error("%s answered with error %s", kind, reply.error)
-            self.tell("failed", f"{kind}: {code.public}")
+            self._told(kind, code)
             return failure(code, head)
         return reply
 
