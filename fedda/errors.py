@@ -18,7 +18,7 @@
     ├── PolicyError     the site's policy does not allow what was asked
     │   └── BatchError    its steps would be over fewer images than the site allows
     ├── BudgetError     a budget of the site's policy is spent
-    ├── DiskError       a disk is full
+    ├── DiskError       a disk is full, or a file in use cannot be read or written
     └── RunError        a run, a checkpoint or a server process cannot go on
 
 Every message says what was found, what is needed and what to do. Messages may quote a site's file
@@ -86,7 +86,8 @@ _PUBLIC = {
     "default suits a site's default --min-images), or ask the site's operator",
     Code.ORIGIN: "the site was sent a model that does not come from a first one that it knows; a "
     "run with --start-from, or with weights of a file, needs the same file at the site",
-    Code.DISK: "the site's disk is full; its operator makes room there, and the site goes on",
+    Code.DISK: "the site's disk is full, or a file that it needs cannot be used; its own log names "
+    "it, its operator mends that, and the site goes on",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 

@@ -1,5 +1,6 @@
 """The chained log, the site's audit log, and the comparison with the server's record."""
 
+import errno
 import json
 import os
 import re
@@ -218,15 +219,44 @@ def test_refused_and_unreadable_requests_are_noted_too(domains: list[Node], tmp_
     assert refused["sha256"] == records.digest(reply)
 
 
-def test_a_site_that_cannot_write_its_log_answers_nothing(
-    domains: list[Node], tmp_path: Path
+@pytest.mark.parametrize("broken", ["log", "state"])
+def test_a_site_that_cannot_write_its_log_answers_nothing_and_says_where_once(
+    domains: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
     bench = Bench(audited(domains, tmp_path), "fedavg", wait__train=PATIENCE)
     request = bench.begin()[0]
-    log = tmp_path / "anna" / "audit.jsonl"
-    log.unlink()
-    log.mkdir()
-    assert Code(bench.call(request).error.code) is Code.INTERNAL
+    place = tmp_path / "anna" if broken == "state" else tmp_path / "anna" / "audit.jsonl"
+    kept = place.rename(tmp_path / "kept")
+    place.touch() if broken == "state" else place.mkdir()
+    caplog.clear()
+    assert Code(bench.call(request).error.code) is Code.DISK
+    (told,) = [each for each in caplog.records if each.name == "fedda.site"]
+    assert told.getMessage().startswith(f"{place} cannot be used (") and not told.exc_info
+    assert "put back there what this account can read and write" in told.getMessage()
+    place.unlink() if broken == "state" else place.rmdir()
+    kept.rename(place)
+    assert bench.call(request).has_content()
+
+
+def test_a_full_disk_is_told_with_the_path_and_refuses_the_request(
+    domains: list[Node],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(audited(domains, tmp_path), "fedavg", wait__train=PATIENCE)
+    request = bench.begin()[0]
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # of an open file: without its path
+
+    caplog.clear()
+    monkeypatch.setattr(chain.os, "fsync", full)
+    assert Code(bench.call(request).error.code) is Code.DISK
+    (told,) = [each for each in caplog.records if each.name == "fedda.site"]
+    path = tmp_path / "anna" / "audit.jsonl"
+    assert told.getMessage().startswith(f"{path} cannot be used (No space left on device), so ")
+    assert "make room there" in told.getMessage() and not told.exc_info
 
 
 @pytest.mark.parametrize(("kind", "code"), [("train", Code.EXPIRED), ("get_parameters", Code.WIRE)])

@@ -15,7 +15,7 @@ BUDGETS = {
     "clients/policy": 811,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_057,  # a write-protected file is not replaced
+    "fedda": 1_058,  # a write-protected file is not replaced
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_832,  # an option that is given twice is refused
@@ -35,7 +35,7 @@ BUDGETS = {
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
-    "fedda/ops": 1_280,
+    "fedda/ops": 1_286,
     "fedda/results": 1_277,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
     "fedda/settings": 675,

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from fedda import records
-from fedda.errors import Code, FeddaError, WireError, code_of
+from fedda.errors import FULL, Code, FeddaError, WireError, code_of
 from fedda.wire.packing import Packed
 
 from ..answering import answer
@@ -31,7 +31,7 @@ def guarded(
     The exception's text stays in the site's log. The request and the decision about it go into the
     site's audit log; a site that cannot write there answers nothing.
     """
-    site = None
+    site, told = None, ""
     try:
         site = resident(tuple(sorted(node.items())))
         site.trail.received(message)
@@ -39,12 +39,13 @@ def guarded(
         site.trail.answered(message, reply)
         return reply
     except Exception as error:
-        reply = _failure(error, message)
+        reply, told = _failure(error, message), getattr(error, "filename", "")
     try:
         if site is not None:
             site.trail.answered(message, reply)
-    except OSError:
-        logger.exception("the audit log cannot be written")
+    except OSError as error:
+        if error.filename != told:  # else the log says it already
+            reply = _failure(error, message)
     return reply
 
 
@@ -61,6 +62,13 @@ def _failure(error: Exception, message: Message) -> Message:
     code = code_of(error)
     if isinstance(error, FeddaError):
         logger.error("%s", error)
+    elif isinstance(error, OSError) and (error.filename is not None or code is Code.DISK):
+        code, where = Code.DISK, error.filename or "a file below --state-dir"
+        todo = "put back there what this account can read and write"
+        if error.errno in FULL:
+            todo = "make room there"
+        why = f"{where} cannot be used ({error.strerror}), so a request is refused"
+        logger.error("%s: %s, and the site goes on", why, todo)
     else:
         logger.exception("the request failed", exc_info=error)
     return Message(Error(int(code), code.public), reply_to=message)

@@ -63,6 +63,13 @@ class Chain:
         Raises:
             OSError: it cannot be written.
         """
+        try:
+            self._add(facts)
+        except OSError as error:  # a file that is open is not named, as when a disk is full
+            error.filename = error.filename or str(self.path)
+            raise
+
+    def _add(self, facts: Entry) -> None:
         with self._locked() as file:
             n, last, lines, torn = self._last(file)
             if torn:
