@@ -81,9 +81,12 @@ def write(folder: Path, state: State) -> None:
             replace(folder / BEST, json.dumps(facts).encode())
         replace(folder / FACTS, json.dumps(facts).encode())
     except OSError as error:
+        former = (
+            "the previous one is intact" if os.path.isfile(folder / FACTS) else "it is the first"
+        )
         raise RunError(
-            f"The checkpoint of round {state.round} cannot be written to {folder} ({error}); the "
-            "previous one is intact. Make room and resume the run."
+            f"The checkpoint of round {state.round} cannot be written to {folder} "
+            f"({error.strerror}); {former}. Make room and resume the run."
         ) from error
     for old in folder.glob(f"*.{ARRAYS}"):
         if old.name not in (facts["arrays"], f"{best}.{ARRAYS}"):

@@ -44,7 +44,7 @@ class Journal:
                 with self.path.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
         except OSError as error:  # a full disk must not hide events from the listeners
-            logger.error("%s cannot be written (%s): %s", self.path, error, entry)
+            logger.error("%s cannot be written (%s): %s", self.path, error.strerror, entry)
         for listener in list(self.listeners):
             try:
                 listener(entry)

@@ -12,7 +12,7 @@ from fedda import plugins
 from fedda.data.naming import listed, quoted
 from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
-from fedda.ops.lock import alone
+from fedda.ops.lock import alone, unwritable
 from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
@@ -297,7 +297,7 @@ def claim(folder: Path, config: RunConfig) -> None:
         checkpoint.replace(path, json.dumps(mine, indent=1).encode())
         checkpoint.replace(folder / ABOUT, json.dumps(_about(config), indent=1).encode())
     except OSError as error:
-        raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
+        raise unwritable(folder, error) from error
     except (ValueError, AttributeError) as error:
         raise RunError(
             f"{path} is damaged ({error}); restore it, or choose another --name for a new run."

@@ -58,7 +58,7 @@ class Transcript:
         try:
             self._chain.add(event=event, site=site, **place, **about)
         except OSError as error:  # a full disk: the run's other files say so, too
-            logger.error("%s cannot be written (%s)", self._chain.path, error)
+            logger.error("%s cannot be written (%s)", self._chain.path, error.strerror)
 
     def _run_id(self) -> int:
         """Flower's number of the run, by which sites know it; 0 if the grid has none."""

@@ -1,14 +1,16 @@
 """What the commands refuse, how they end, and which files they leave unchanged."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,14 +19,16 @@ from click.testing import Result
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from clients.site import blocks
 from fedda import __version__
 from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
-from fedda.contrib.lab.comparison import options
+from fedda.cli.exits import clear_exit
+from fedda.contrib.lab.comparison import Plan, options
 from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
 from fedda.flower.supported import installed
-from fedda.library import beginning, simulated
+from fedda.library import beginning, own_data, simulated
 from fedda.ops import bundle, engines, lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
@@ -81,6 +85,51 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     assert done.popen.wait(PATIENCE) == 1
     (line,) = done.text().splitlines()
     assert line.startswith("error: ") and "nowhere" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.EFBIG, "File too large"),
+            "a file cannot be used (File too large): make room in the folders of --dir, --out, "
+            "--state-dir and --log",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/file"),
+            "/x/file cannot be used (No space left on device): make room there",
+        ),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", "/x/file/y"),
+            "/x/file/y cannot be used (Not a directory): give the path of a file or folder that "
+            "this account can use",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_in_a_whole_sentence(
+    capsys: pytest.CaptureFixture[str], error: OSError, said: str
+) -> None:
+    with pytest.raises(typer.Exit), clear_exit():
+        raise error
+    assert capsys.readouterr().err == f"error: {said}\n"
+
+
+def test_a_folder_that_cannot_be_written_is_named_once_and_without_a_number(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "file" / "run"
+    place.parent.touch()
+    plan = cast(Any, SimpleNamespace(out=place, data=tmp_path))
+    calls: list[Callable[[], Any]] = [
+        lambda: lock.alone(place).__enter__(),
+        lambda: Plan.begin(plan),
+        lambda: own_data._claim(place, {}),
+        lambda: blocks.secret(place),
+    ]
+    for call in calls:
+        with pytest.raises(FeddaError, match=r"\(Not a directory\)[:;] ") as caught:
+            call()
+        assert str(caught.value).count(str(place)) == 1
 
 
 def test_the_authority_of_a_server_is_checked(tmp_path: Path) -> None:

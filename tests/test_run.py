@@ -244,6 +244,17 @@ def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> No
     run(domains, runs | {"rounds": 1, "wait.sites": 0.4, "run.resume": True})
 
 
+def test_a_folder_that_cannot_be_written_says_what_to_do(
+    domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(checkpoint, "replace", full)
+    with pytest.raises(RunError, match=r"written \(No space left on device\): make room, let"):
+        run(domains, runs)
+
+
 def test_a_folder_serves_one_run_at_a_time(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,8 +420,11 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.os, "fsync", failing(checkpoint.os.fsync))
         patch.setattr(Path, "replace", failing(Path.replace))
-        with pytest.raises(RunError, match=r"round 2 cannot be written .*No space left"):
+        with pytest.raises(RunError, match=r"round 2 cannot be written .*is intact"):
             checkpoint.write(tmp_path, a_state(2))
+        calls = 0
+        with pytest.raises(RunError, match=r"\(No space left on device\); it is the first\. Make"):
+            checkpoint.write(tmp_path / "other", a_state(1))
     assert_same(checkpoint.read(tmp_path), a_state(1))
     assert not list(tmp_path.glob("*.part")) + list(tmp_path.glob(".*.part"))
     checkpoint.write(tmp_path, a_state(2))
@@ -870,7 +884,8 @@ def test_a_full_disk_does_not_hide_what_happened(caplog: pytest.LogCaptureFixtur
     journal.path = Path("/dev/full")
     journal.trouble("refused", "anna", "a reply too far away")
     assert heard[0]["site"] == "anna" and journal.troubles
-    assert "cannot be written" in caplog.text and "too far away" in caplog.text
+    assert "/dev/full cannot be written (No space left on device): {" in caplog.text
+    assert "too far away" in caplog.text
 
 
 class Spoilt(ScriptedGrid):

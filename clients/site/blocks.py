@@ -111,7 +111,7 @@ def secret(folder: Path) -> str:
     except OSError as error:
         raise DataError(
             f"{path}, from which this site's random draws begin, cannot be read or written "
-            f"({error}); mend its folder."
+            f"({error.strerror}); make room, or let this account write in its folder."
         ) from error
     return made
 

@@ -25,9 +25,12 @@ def clear_exit() -> Iterator[None]:
     except OSError as error:
         if error.filename is None and error.errno not in FULL:
             raise
-        where = os.fsdecode(error.filename or "the folder or file that is written")
-        advice = "make room there" if error.errno in FULL else "give another"
-        echo(f"error: {where} cannot be used ({error.strerror}); {advice}", err=True)
+        where, advice = "a file", "make room in the folders of --dir, --out, --state-dir and --log"
+        if error.filename is not None:
+            where, advice = os.fsdecode(error.filename), "make room there"
+        if error.errno not in FULL:
+            advice = "give the path of a file or folder that this account can use"
+        echo(f"error: {where} cannot be used ({error.strerror}): {advice}", err=True)
         raise typer.Exit(1) from None
     except FeddaError as error:
         echo(f"error: {error}", err=True)

@@ -445,4 +445,5 @@ def _claim(place: Path, contents: Mapping[str, str]) -> None:
             )
         note.write_text(json.dumps(contents))
     except (OSError, ValueError) as error:
-        raise RunError(f"{place} cannot be used ({error}); give another folder as dir.") from None
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"{place} cannot be used ({why}); give another folder as dir.") from None

@@ -94,8 +94,9 @@ def save(
         with keeping(path) as part:
             safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"Cannot write the model to '{path}' ({error}); make room or choose another place."
+            f"Cannot write the model to '{path}' ({why}); make room or choose another place."
         ) from error
 
 

@@ -86,6 +86,14 @@ def holder(folder: Path) -> Holder | None:
     )
 
 
+def unwritable(folder: Path, error: OSError) -> RunError:
+    """What to say of a run's folder that cannot be written."""
+    return RunError(
+        f"The run's folder {folder} cannot be written ({error.strerror}): make room, let this "
+        "account write there, or choose another --dir."
+    )
+
+
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Lock a run's folder, made if need be: two runs would overwrite each other's checkpoints.
@@ -98,7 +106,7 @@ def alone(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("ab", buffering=0)  # appends, as another may hold it
     except OSError as error:
-        raise RunError(f"The run's folder {folder} cannot be written ({error}).") from error
+        raise unwritable(folder, error) from error
     deadline = time.monotonic() + LEAVE
     with lock:
         while not take(lock.fileno()):

@@ -255,7 +255,8 @@ class Plan:
             else:
                 path.write_text(json.dumps(wanted))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{self.out} cannot be used ({error}); choose another --out.") from None
+            why = getattr(error, "strerror", None) or error
+            raise RunError(f"{self.out} cannot be used ({why}); choose another --out.") from None
 
     def check(self) -> None:
         """Find, before the first training, whatever would make one of them fail.
