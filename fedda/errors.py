@@ -2,6 +2,7 @@
 
     FeddaError
     ├── ConfigError     a setting is unknown, has the wrong type or contradicts another
+    │   └── UsageError    an option of the command line cannot be understood
     ├── DataError       a file or folder of a site cannot be used
     ├── ModelError      a model or its weights cannot be built or read
     │   ├── WeightsError  a site has not the frozen weights that the run is made with
@@ -127,6 +128,10 @@ def code_of(error: BaseException) -> Code:
 
 class ConfigError(FeddaError):
     code = Code.CONFIG
+
+
+class UsageError(ConfigError):
+    pass
 
 
 class DataError(FeddaError):

@@ -306,4 +306,4 @@ def test_the_table_of_exit_codes_has_those_of_the_code() -> None:
     text = (ROOT / "docs" / "troubles.md").read_text()
     section = text.partition("## Exit codes")[2].partition("\n## ")[0]
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
-    assert codes == {0, 1, 2, exits.KEY_TROUBLE, prove.ABOVE, exits.INTERRUPTED}
+    assert codes == {0, 1, exits.USAGE, exits.KEY_TROUBLE, prove.ABOVE, exits.INTERRUPTED}

@@ -568,12 +568,15 @@ def test_a_session_that_was_lost_is_opened_again_with_the_remembered_id(
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (["--superlink", "ftp://hub:1", "--insecure"], 1, "not HOST:PORT"),
-        (["--superlink", "hub:port", "--insecure"], 1, "not HOST:PORT"),
+        (["--superlink", "ftp://hub:1", "--insecure"], 2, "not HOST:PORT"),
+        (["--superlink", "hub:port", "--insecure"], 2, "not HOST:PORT"),
+        (["--superlink", "127.0.0.1:99999", "--insecure"], 2, "has the port 99999"),
+        (["--superlink", "::1:18443", "--insecure"], 2, "[::1]:18443"),
+        (["--superlink", "hub:1", "--insecure", "--name", "a/b"], 2, "cannot be a site's name"),
         (["--superlink", "hub:1"], 3, "no --key was given"),
         (["--superlink", "hub:1", "--key", "/nothing"], 3, "cannot be read"),
         (["--superlink", "hub:1", "--ca", "/nothing"], 3, "cannot be read"),
-        (["--superlink", "hub:1", "--insecure", "--key", "k"], 1, "contradicts"),
+        (["--superlink", "hub:1", "--insecure", "--key", "k"], 2, "contradicts"),
         (["--superlink", "hub:1", "--insecure", "--peers", __file__], 3, "a line with no name"),
         (["--superlink", "hub:1", "--insecure", "--data", "/nothing"], 1, "/nothing"),
         (["--superlink", "hub:1", "--insecure", "--device", "cuda:99"], 1, "cuda:99 is not there"),
@@ -585,6 +588,18 @@ def test_the_command_says_what_is_wrong_and_ends(
     basis = ["--role", "source", "--data", str(tmp_path), "--state-dir", str(tmp_path / "s")]
     done = CliRunner().invoke(client_command, basis + options)
     assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+@pytest.mark.parametrize("option", ["--key", "--ca"])
+def test_a_key_that_this_account_cannot_read_is_trouble_with_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """And no wrong option, by the exit code."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "file")
+    words = ["--role", "source", "--data", str(tmp_path), "--superlink", "hub:1"]
+    done = CliRunner().invoke(client_command, [*words, option, str(tmp_path / "file")])
+    assert done.exit_code == 3, done.output
 
 
 def test_a_new_state_folder_is_this_account_s_alone_and_nothing_is_said(

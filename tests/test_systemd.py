@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedda.cli.exits import KEY_TROUBLE
+from fedda.cli.exits import KEY_TROUBLE, USAGE
 from tests.command_lines import parse
 from tests.test_deploy import DEPLOY, ENV, services
 
@@ -100,8 +100,7 @@ def test_units_are_confined(name: str) -> None:
 def test_restarts_heed_exit_codes_and_a_stop_is_graceful(name: str) -> None:
     found = unit(name)
     assert found["Restart"] == ["on-failure"]
-    usage = 2  # click's code for a wrong option
-    assert found["RestartPreventExitStatus"] == [f"{usage} {KEY_TROUBLE}"]
+    assert found["RestartPreventExitStatus"] == [f"{USAGE} {KEY_TROUBLE}"]
     assert found["KillSignal"] == ["SIGTERM"]
     # As long as a container gets.
     assert found["TimeoutStopSec"] == ["30"]

@@ -19,7 +19,7 @@ from fedda.cli.its_files import names_files, reading_of
 from fedda.cli.options import given, of_section
 from fedda.config import is_site_name
 from fedda.config.site_config import SiteConfig, SiteOptions
-from fedda.errors import ConfigError, DataError, KeyFileError
+from fedda.errors import ConfigError, DataError, KeyFileError, UsageError
 from fedda.files import states
 from fedda.halves import load
 from fedda.ops import certificate, keys, system
@@ -38,7 +38,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 FILE = {"metavar": "FILE", "exists": True, "dir_okay": False}
 SHOWN: dict[str, dict[str, Any]] = {
     "data": {"metavar": "DIR"},
-    "key": {"metavar": "FILE"},
+    "key": {"metavar": "FILE", "readable": False},  # whose exit code is that of keys
     "state_dir": {"metavar": "DIR", "file_okay": False},
     "poison": {"metavar": "PERCENT"},
     **dict.fromkeys(("peers", "weights", "start_from", "teacher"), FILE),
@@ -51,7 +51,7 @@ SHOWN: dict[str, dict[str, Any]] = {
 def client(
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT")],
     options: dict[str, Any],
-    ca: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", readable=False)] = None,
     insecure: Annotated[bool, typer.Option("--insecure")] = False,
     policy: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     *,
@@ -78,7 +78,8 @@ def client(
     program installed here. What leaves the site are models, atoms, gradients of the
     method's discriminators and the numbers that the method's contract lists (`fedda methods
     --wire`). If the server cannot be reached, the client waits and joins again. Exit code 3 means
-    trouble with a key or certificate, 1 any other trouble, 0 that it was asked to stop.
+    trouble with a key or certificate, 2 with an option, 1 any other trouble, 0 that it was asked to
+    stop.
 
     Options:
         superlink: The server to join.
@@ -101,7 +102,7 @@ def client(
         through = proxy_to(server, tls=not insecure)
         name = site.name or _default_name(site.data, site.key)
         if not is_site_name(name):
-            raise ConfigError(
+            raise UsageError(
                 f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
                 "no '/', and no '.' in front"
             )
@@ -211,7 +212,7 @@ def _parent(pid: int | None, stock: bool) -> None:
 
 def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
     if insecure and (ca or key):
-        raise ConfigError(
+        raise UsageError(
             "--insecure contradicts --ca and --key: leave out --insecure to use TLS, or leave out "
             "--ca and --key"
         )

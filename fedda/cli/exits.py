@@ -9,16 +9,17 @@ from pathlib import Path
 
 import typer
 
-from fedda.errors import FULL, FeddaError, KeyFileError
+from fedda.errors import FULL, FeddaError, KeyFileError, UsageError
 from fedda.ops.proxies import loopback_is_direct
 from fedda.results.escaping import echo
 
-KEY_TROUBLE, INTERRUPTED = 3, 130
+USAGE, KEY_TROUBLE, INTERRUPTED = 2, 3, 130
+CODES = {UsageError: USAGE, KeyFileError: KEY_TROUBLE}
 
 
 @contextmanager
 def clear_exit() -> Iterator[None]:
-    """Print a correctable error as one sentence; exit 3 for keys and certificates, else 1."""
+    """Print a correctable error as one sentence; exit by `CODES`, else 1."""
     loopback_is_direct()
     try:
         yield
@@ -34,7 +35,8 @@ def clear_exit() -> Iterator[None]:
         raise typer.Exit(1) from None
     except FeddaError as error:
         echo(f"error: {error}", err=True)
-        raise typer.Exit(KEY_TROUBLE if isinstance(error, KeyFileError) else 1) from None
+        codes = (code for kind, code in CODES.items() if isinstance(error, kind))
+        raise typer.Exit(next(codes, 1)) from None
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def request(
 
 @app.command()
 def sign(
-    file: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", dir_okay=False)],
+    file: Annotated[Path, typer.Argument(metavar="PUBLIC_KEY", readable=False)],
     directory: Dir = HERE,
     fingerprint: Annotated[str | None, typer.Option(metavar="SHA256:...")] = None,
     yes: Annotated[bool, typer.Option("--yes")] = False,
@@ -145,7 +145,7 @@ def _at_terminal() -> bool:
 def add(
     name: Name,
     directory: Dir = HERE,
-    public: Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False)] = None,
+    public: Annotated[Path | None, typer.Option(metavar="FILE", readable=False)] = None,
     role: Role = None,
 ) -> None:
     """Register a site's public key, or make its key pair here and know its private key.

@@ -60,7 +60,7 @@ def run(
     files: dict[str, Any],
     server: Annotated[Path, typer.Option(metavar="DIR")] = Path("fedda-server"),
     superlink: Annotated[str, typer.Option(metavar="HOST:PORT")] = "",
-    ca: Path | None = None,
+    ca: Annotated[Path | None, typer.Option(readable=False)] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN")] = None,
 ) -> None:
     """Run a method over sites that have joined a server, or over folders of this machine.

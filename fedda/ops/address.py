@@ -4,7 +4,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from fedda.errors import ConfigError
+from fedda.errors import UsageError
 
 PORT = 8443  # where sites dial a server
 LABEL = re.compile(r"\w([\w-]{0,61}\w)?")  # of a name; also with letters beyond ASCII
@@ -41,7 +41,7 @@ def address(text: str, option: str = "--superlink", port: int | None = PORT) -> 
         port: the port if the text names none; None: it must.
 
     Raises:
-        ConfigError: it is no address.
+        UsageError: it is no address.
     """
     rest = text.strip()
     for scheme in SCHEMES:
@@ -50,7 +50,7 @@ def address(text: str, option: str = "--superlink", port: int | None = PORT) -> 
     rest = rest.rstrip("/")
     before, _, after = rest.rpartition(":")
     if ":" in before and _is_host(before) and not before.startswith("["):
-        raise ConfigError(
+        raise UsageError(
             f"{option} {text!r} could be an address alone, or one with a port: write "
             f"[{before}]:{after} or [{rest}]"
         )
@@ -59,11 +59,11 @@ def address(text: str, option: str = "--superlink", port: int | None = PORT) -> 
     elif port is not None and _is_host(rest):
         found, number = rest, port
     else:
-        raise ConfigError(
+        raise UsageError(
             f"{option} {text!r} is not HOST:PORT: give it like hub.example.org:8443 or [::1]:8443"
         )
     if not 0 < number < 2**16:
-        raise ConfigError(f"{option} {text!r} has the port {number}: give one from 1 to 65535")
+        raise UsageError(f"{option} {text!r} has the port {number}: give one from 1 to 65535")
     return Address(found.strip("[]"), number)
 
 
@@ -71,11 +71,11 @@ def host(text: str, option: str = "--host") -> str:
     """Read a host name or address without a port -> it without brackets.
 
     Raises:
-        ConfigError: it is none.
+        UsageError: it is none.
     """
     rest = text.strip().rstrip("/")
     if not _is_host(rest):
-        raise ConfigError(
+        raise UsageError(
             f"{option} {text!r} is no host: give a name or an address, without scheme and port"
         )
     return rest.strip("[]")
