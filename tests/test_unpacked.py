@@ -117,5 +117,7 @@ def test_of_two_files_of_one_name_none_is_run(home: Path, tmp_path: Path) -> Non
         own = packed.read("server/app.py")
     with zipfile.ZipFile(content, "a") as packed, pytest.warns(UserWarning, match="Duplicate"):
         packed.writestr("server/app.py", own)
-    with pytest.raises(HTTPException, match=r"differs in server/app.py"):
+    with pytest.raises(HTTPException, match=r"differs in server/app.py") as refused:
         started(content.getvalue())
+    assert "use the fedda that the server has, or, if" in refused.value.detail
+    assert refused.value.detail.endswith("updated there, start `fedda superlink` again")

@@ -74,8 +74,11 @@ def foreign(content: bytes) -> str:
     odd += [name for name, times in Counter(names).items() if times > 1]
     if about.get("tool", {}).get("flwr", {}).get("app", {}).get("components") != bundle.COMPONENTS:
         odd.append("pyproject.toml")
+    if not odd:
+        return ""
     return (
-        f"the run's program differs in {odd[0]}: use the fedda that the server has" if odd else ""
+        f"the run's program differs in {odd[0]}: use the fedda that the server has, or, if it was "
+        "updated there, start `fedda superlink` again"
     )
 
 
