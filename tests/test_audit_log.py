@@ -309,3 +309,27 @@ def test_a_hash_that_only_one_side_has_is_named() -> None:
     twice = [*there, there[1]]
     assert reconcile.compare("anna", here, twice)[0] == 2
     assert len(reconcile.compare("anna", here, twice)[1]) == 1
+
+
+@pytest.mark.parametrize("missing", [3, 4])
+def test_few_of_many_missing_payloads_are_told_and_their_number(
+    tmp_path: Path, missing: int
+) -> None:
+    """As of a log that began after the run."""
+    state, record = Chain(tmp_path / "s" / "audit.jsonl"), Chain(tmp_path / "r" / "crossed.jsonl")
+    state.add(event="received", run_id=1, sha256="same", kind="train")
+    for text in ("same", *map(str, range(missing))):
+        record.add(event="sent", site="anna", run_id=1, sha256=text)
+    words = ("--verify", "--against", tmp_path / "r")
+    done = fedda(tmp_path / "s", *words, "--site", "anna")
+    lines = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.exit_code == 1 and len(lines) == missing
+    assert (f"{missing} such payloads in all" in lines[-1]) == (missing > 3)
+    assert "1 payloads of anna are in both" in done.output
+
+    done = fedda(tmp_path / "s", *words)  # neither the log nor its folder says whose it is
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert done.exit_code == 1 and "are in both" not in done.output
+    assert line.endswith("which site's it is: give --site NAME (the record has anna)")
+    (tmp_path / "s").rename(tmp_path / "anna")
+    assert "1 payloads of anna are in both" in fedda(tmp_path / "anna", *words).output

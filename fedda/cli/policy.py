@@ -19,6 +19,8 @@ from fedda.results.read import CROSSED
 if TYPE_CHECKING:
     from fedda.ops.chain import CheckedChain, Entry
 
+SHOWN = 3  # payloads that only one log has, and are told one by one
+
 app = typer.Typer(
     no_args_is_help=True,
     help="""Decide what a server may do at this site, and see what it did.
@@ -157,10 +159,17 @@ def log(
         good = _said("the server's record", there) and good
         names = [str(e["site"]) for e in found.entries if e.get("event") == "started"]
         name = site or (names[-1] if names else state.name)
+        of_record = sorted({str(e["site"]) for e in there.entries if "site" in e})
+        if not (site or names) and name not in of_record:
+            text = f"the log in {state} does not say which site's it is: give --site NAME"
+            echo(f"error: {text} (the record has {', '.join(of_record) or 'none'})", err=True)
+            raise typer.Exit(1)
         both, odd = compared.compare(name, found.entries, there.entries)
         echo(f"{both} payloads of {name} are in both")
-        for sentence in odd:
+        for sentence in odd[:SHOWN]:
             echo(f"error: {sentence}", err=True)
+        if len(odd) > SHOWN:
+            echo(f"error: {len(odd)} such payloads in all are in only one of the two", err=True)
         if not both and not odd:
             echo(f"error: the record has no payload of {name}", err=True)
         good = good and bool(both) and not odd
