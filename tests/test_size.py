@@ -18,7 +18,7 @@ BUDGETS = {
     "fedda": 1_060,  # a write-protected file is not replaced
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
-    "fedda/cli": 2_845,  # an option that is given twice is refused
+    "fedda/cli": 2_845,  # an option of several values that comes twice is refused
     "fedda/config": 400,
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,

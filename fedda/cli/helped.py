@@ -37,15 +37,18 @@ def _join(command: click.Command) -> None:
 
 
 def _once(command: click.Command) -> None:
-    """Let a command refuse an option that comes twice, of which click takes the last, silently."""
+    """Let a command refuse an option of several values, by commas, that comes twice.
+
+    Click takes the last one, silently. Of others that is what a script's last word is for.
+    """
     parse = command.parse_args
 
     def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
         given = command.make_parser(ctx).parse_args([*args])[2]
         for each, count in Counter(p for p in given if isinstance(p, click.Option)).items():
-            if count > 1 and not (each.multiple or each.is_flag):
-                said = f"{each.opts[0]} is given {count} times, and takes one value"
-                raise click.UsageError(f"{said}; see how several are written in --help.", ctx)
+            if count > 1 and "comma" in (each.help or ""):
+                said = f"{each.opts[0]} is given {count} times"
+                raise click.UsageError(f"{said}: write several values as one, with commas.", ctx)
         return parse(ctx, args)
 
     command.parse_args = parse_args  # type: ignore[method-assign]
