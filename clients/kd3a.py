@@ -190,7 +190,7 @@ class Target(Client):
         as if nobody was: else the model would show these few.
         """
         if heard.sum() < self.site.least_batch:
-            n = torch.full_like(n, kd3a.NOBODY)  # hard votes leave unheard images 0
+            n = torch.full_like(n, float(n.min()))
         options, draws = self.options, self.generator("mixup")
         beta = np.random.default_rng(draws.initial_seed())
 
