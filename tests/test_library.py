@@ -288,6 +288,8 @@ X = np.zeros((4, 8, 8), np.uint8)
         ({"a": (X, [0, 1])}, r"y of a is int64 \(2,\) for 4 examples"),
         ({"a": (X, [0.5] * 4)}, "the label '0.5' in place 0, a measurement"),
         ({"a": (X, [-1, 0, 1, 2])}, "the label '-1' in place 0"),
+        ({"a": (X, [0, 1, 2, 10**9])}, "y of a has the label 1000000000: .* at most 65536 of them"),
+        ({"a": (X, [0, 1, 2, 10**30])}, "y of a has the label 1000000000000000"),
         ({"a": (X - 0.5, None)}, "before any normalisation"),
         ({"a": (X.astype(float) + np.nan, None)}, "before any normalisation"),
         ({"a": (np.zeros((4, 8, 8, 5)), None)}, "1 or 3 colours"),

@@ -34,7 +34,7 @@ from fedda.data.naming import listed
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
-_MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
+MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
 _MOST_SPARSE = 100_000  # entries of sparse vectors for each one that is not zero
 # What damaged files raise in zipfile and numpy; SystemError is for text that is no Unicode.
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, SystemError)
@@ -221,10 +221,10 @@ class Npz:
                 f"{y} in {self.path} has the label {array.min()}: classes are numbered from 0, and "
                 f"a source has no unlabelled examples; remove these or number the classes again"
             )
-        if array.max() >= _MOST_CLASSES:
+        if array.max() >= MOST_CLASSES:
             raise DataError(
                 f"{y} in {self.path} has the label {array.max()}: classes are numbered from 0 to "
-                f"C - 1 with at most {_MOST_CLASSES} of them; number them again"
+                f"C - 1 with at most {MOST_CLASSES} of them; number them again"
             )
         return torch.from_numpy(array.astype(np.int64))
 
