@@ -436,7 +436,7 @@ SPARSE = csr(np.eye(6, 9), "x_train")
         ({"x_train": np.array([[None, 1]] * 6, dtype=object)}, ["Python objects"]),
         ({"x_train": VECTORS + np.array([[0, 0]] * 4 + [[0, np.inf]] * 2)}, ["2 rows", "row 4"]),
         ({"x_train": VECTORS - np.inf}, ["not finite in 6 rows", "row 0"]),
-        ({"x_train": VECTORS + 1e300}, ["not finite"]),
+        ({"x_train": VECTORS + 1e300}, ["not finite", "too large for single precision"]),
         (SPARSE | {"x_train_indptr": None}, ["no x_train_indptr", "four pieces"]),
         (SPARSE | {"x_train_shape": np.array([6])}, ["two positive integers"]),
         (SPARSE | {"x_train_shape": np.array([6, 5])}, ["from 0 to 5, but there are 5 columns"]),

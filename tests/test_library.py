@@ -306,6 +306,15 @@ def test_data_that_cannot_be_used_are_refused_in_a_sentence(
         folder_of(given, tmp_path / "data")
 
 
+def test_a_number_too_large_for_single_precision_is_refused_in_a_sentence() -> None:
+    """And numpy warns of none: warnings are errors here."""
+    x = np.ones((30, 2))
+    x[7, 1] = 1e39
+    given = {**sites(), "a": (x, site(1)[1])}
+    with pytest.raises(DataError, match=r"is row 7: .* too large for single precision"):
+        fedda.simulate(given, target="t", **FEW)
+
+
 # ---- networks ----------------------------------------------------------------------------------
 
 

@@ -334,8 +334,9 @@ class Npz:
                 yield vectors
         if bad:
             raise DataError(
-                f"{x} in {self.path} has values that are not finite in {bad} rows, the first "
-                f"is row {first}: fill or remove them (a gap is NaN)"
+                f"{x} in {self.path} has values that are not finite in {bad} rows, the first is "
+                f"row {first}: fill or remove them (a gap is NaN), or scale what is too large for "
+                "single precision"
             )
 
     def _csr_shape(self, x: str) -> tuple[int, int]:

@@ -137,7 +137,7 @@ class Checked:
                 "(N, channels, H, W) with 1 or 3 channels, or float32 (N, d), and one or more"
             )
         if not image and bool(x.isinf().any()):
-            raise self._error("gave values that are not finite")
+            raise self._error("gave values that are not finite, or too large for single precision")
 
     def _check_labels(self, found: Labelled) -> None:
         y = found.y

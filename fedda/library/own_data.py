@@ -117,7 +117,8 @@ def images(x: Any, whose: str) -> np.ndarray:
             "(N, 3, H, W), or vectors as (N, d)"
         )
     if array.ndim == 2:
-        return array.astype(np.float32)
+        with np.errstate(over="ignore"):  # too large for float32 is inf: refused later
+            return array.astype(np.float32)
     if array.ndim == 4:
         front, back = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
         if not front and not back:
