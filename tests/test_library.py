@@ -347,6 +347,40 @@ def test_a_network_of_ones_own_gives_the_numbers_of_the_same_built_in_one(
     assert "own:small" not in plugins.installed("models")
 
 
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        width = int(np.prod(shape))
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x.flatten(1)).relu()).relu()
+
+
+def test_a_network_with_tied_weights_is_kept_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {"target": "t", "network": Tied, **own()}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(simulated, "Display", Impatient)
+        fedda.simulate(sites(), dir=tmp_path / "r", **{**given, "quiet": False})
+    run = fedda.simulate(sites(), dir=tmp_path / "r", resume=True, **given)
+    whole = fedda.simulate(sites(), **given)
+    x, y = site(4, 12)
+    p = whole.model.probabilities(x)
+    for model in (run.model, fedda.load(tmp_path / "r", network=Tied).model):
+        assert np.array_equal(model.probabilities(x), p)
+    named = dict(run.model.network.named_parameters())
+    assert "encoder.b.weight" not in named, "they are tied still"
+    right = np.mean(
+        [int(name) == label for name, label in zip(run.model.predict(x), y, strict=True)]
+    )
+    assert right == pytest.approx(run.results.accuracy)
+
+
 ONE = small((1, 8, 8))
 
 

@@ -90,6 +90,11 @@ def save(
         for prefix, part in parts.items()
         for name, tensor in part.state_dict().items()
     }
+    places: set[int] = set()
+    for name, tensor in tensors.items():
+        if (place := tensor.untyped_storage().data_ptr()) in places:
+            tensors[name] = tensor.clone()  # tied weights are equal copies in the file
+        places.add(place)
     try:
         with keeping(path) as part:
             safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
