@@ -381,6 +381,13 @@ def test_a_network_with_tied_weights_is_kept_and_goes_on(
     assert right == pytest.approx(run.results.accuracy)
 
 
+class Pair(nn.Flatten):
+    """Gives two things."""
+
+    def forward(self, input: torch.Tensor) -> Any:
+        return super().forward(input), input.mean()
+
+
 ONE = small((1, 8, 8))
 
 
@@ -391,6 +398,7 @@ ONE = small((1, 8, 8))
         (lambda shape: ONE, {}, ModelError, "same module twice"),
         (lambda shape: 3, {}, ModelError, "gave a int"),
         (lambda shape: nn.Conv2d(1, 2, 3), {}, ModelError, "one row of features per input"),
+        (lambda shape: Pair(), {}, ModelError, r"gives a tuple for two inputs; .* one row of"),
         (lambda shape: nn.Linear(3, 2), {}, ModelError, "does not take inputs of shape"),
         (small, {"engine": "ray"}, ConfigError, "engine='ray' starts other ones"),
         (small, {"model_name": "mlp"}, ConfigError, "give network"),

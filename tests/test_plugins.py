@@ -520,6 +520,11 @@ def test_a_network_of_another_package_is_built_and_saved(install: Install, tmp_p
     [
         (NN + "def build(config, shape): return nn.Flatten(), 6", "says that it gives 6"),
         ("def build(config, shape): return shape[7]", "IndexError"),
+        (
+            NN + "class Two(nn.Flatten):\n    def forward(self, x): return x.flatten(1), x\n"
+            "def build(config, shape): return Two(), 6",
+            "for two inputs it gives a tuple",
+        ),
         (NN + "def build(config, shape): return nn.Linear(3, 6), 6", "does not take inputs"),
         ("def build(config, shape): return None, 6", "does not take inputs"),
     ],

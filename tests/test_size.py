@@ -31,7 +31,7 @@ BUDGETS = {
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,
-    "fedda/library": 1_000,
+    "fedda/library": 1_005,
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,

@@ -18,6 +18,7 @@ from fedda.config import ModelConfig
 from fedda.config.sections import Flat
 from fedda.errors import ConfigError, ModelError
 from fedda.models import evaluating
+from fedda.models.encoders import called
 
 Network = Callable[[tuple[int, ...]], nn.Module]
 
@@ -66,13 +67,14 @@ class _Made:
             self._check_another(encoder, shape)
         with evaluating(encoder), torch.no_grad():
             features = encoder(torch.zeros(2, *shape))
-        if features.ndim != 2 or len(features) != 2:
+        found = getattr(features, "shape", ())
+        if len(found) != 2 or found[0] != 2:
             raise ModelError(
-                f"network({shape}) gives an array of shape {tuple(features.shape)} for two inputs; "
-                "it must give one row of features per input, as after nn.Flatten. fedda adds the "
-                "layer that classifies them."
+                f"network({shape}) gives {called(features)} for two inputs; it must give one row "
+                "of features per input, as after nn.Flatten. fedda adds the layer that classifies "
+                "them."
             )
-        return encoder, features.shape[1]
+        return encoder, found[1]
 
     def _check_another(self, encoder: nn.Module, shape: tuple[int, ...]) -> None:
         """Refuse a function that gives one module again and again."""

@@ -106,25 +106,31 @@ def _added(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
             f"that adds it, or set model.name to {TIMM}NAME or one of {', '.join(NETWORKS)}."
             f"{plugins.why_not('models', config.name)}"
         )
-    called = f"The network {config.name} of {added.origin}"
+    network = f"The network {config.name} of {added.origin}"
     try:
         encoder, width = added.value(config, shape)
         with evaluating(encoder), torch.no_grad():
-            given = tuple(encoder(torch.zeros(2, *shape)).shape)
+            given = encoder(torch.zeros(2, *shape))
     except FeddaError:
         raise
     except Exception as error:  # another package's code, on any shape of data
         why = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{called} does not take inputs of shape {shape} ({type(error).__name__}: {why}); "
+            f"{network} does not take inputs of shape {shape} ({type(error).__name__}: {why}); "
             "choose another network, or other settings of model and input."
         ) from error
-    if given != (2, width):
+    if getattr(given, "shape", ()) != (2, width):
         raise ModelError(
-            f"{called} says that it gives {width} features per input, but for two inputs it gives "
-            f"an array of shape {given}; correct the package."
+            f"{network} says that it gives {width} features per input, but for two inputs it gives "
+            f"{called(given)}; correct the package."
         )
     return encoder, width
+
+
+def called(given: object) -> str:
+    """What a network gave, for a message."""
+    shaped = isinstance(given, torch.Tensor)
+    return f"an array of shape {tuple(given.shape)}" if shaped else f"a {type(given).__name__}"
 
 
 _SMALL: dict[str, Callable[[ModelConfig, tuple[int, ...]], Encoder]] = {
