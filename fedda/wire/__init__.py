@@ -156,7 +156,10 @@ class Rule:
             if not any(_fits(name, p) for p in self.numbers):
                 raise WireError(f"{where}: the contract has no number '{shown(name)}'.")
             if type(value) not in (int, float):
-                raise WireError(f"{where}: '{name}' must be a single number.")
+                raise WireError(
+                    f"{where}: '{name}' must be a single number, but is a {type(value).__name__}; "
+                    "give float(...) or int(...) of it."
+                )
         for pattern in (*listed, *self.numbers):
             matches = sum(_fits(n, pattern) for n in (*arrays, *numbers))
             if "*" in pattern and matches > sites:
@@ -187,8 +190,11 @@ def _fits(name: str, pattern: str) -> bool:
 def _same_entries(given: Manifest, needed: Manifest, where: str) -> None:
     if given.entries == needed.entries:
         return
-    have, want = set(given.entries), set(needed.entries)
-    odd = sorted(shown(e.name) for e in have ^ want)
+    have, want = ({e.name: f"{e.dtype} {e.shape}" for e in m.entries} for m in (given, needed))
+    odd = [
+        f"{shown(name)} ({have.get(name, 'none')}, not {want.get(name, 'none')})"
+        for name in sorted({name for name, _ in have.items() ^ want.items()})
+    ]
     what = f"differs at {', '.join(odd[:3])}" if odd else "has its entries in another order"
     raise WireError(f"{where} is not this run's {needed.kind}: it {what}.")
 
