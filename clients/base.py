@@ -331,7 +331,7 @@ class Client:
         told = getattr(self, request.hop, None)
         if told is None:
             raise WireError(f"{request.task.method} has no {request.part} that can {request.hop}.")
-        return boundary.release(self.site, request, {}, told(request))
+        return boundary.release(self.site, request, {}, self._numbers(request, told(request)))
 
     def serve(self, request: Request) -> tuple[dict[str, Packed], Numbers]:
         """Answer a training request -> the arrays and numbers that go back.
@@ -350,7 +350,7 @@ class Client:
         self.model.train()
         if self.task.train.lipschitz:
             self._spectra = Spectra(self.model, self.generator("spectra"))
-        numbers: Numbers = getattr(self, request.hop)()
+        numbers = self._numbers(request, getattr(self, request.hop)())
         self.settle()
         self.model.zero_grad()  # after steps that a method takes by itself, too
         if self._spectra is not None:
@@ -367,6 +367,15 @@ class Client:
             cause = f" {self.task.suspect}." if self.task.suspect else ""
             raise NotFiniteError(f"The training's numbers are not finite; lower train.lr.{cause}")
         return channel.leave(self.model, self.outgoing(), numbers)
+
+    def _numbers(self, request: Request, returned: Any) -> Numbers:
+        """What the function of a hop returned, if it is what it must be."""
+        if not isinstance(returned, dict):
+            raise WireError(
+                f"{request.hop} of {type(self).__module__}.{type(self).__qualname__} returned "
+                f"a {type(returned).__name__}; it must return a dict of numbers, as minimise does."
+            )
+        return returned
 
     @torch.no_grad()
     def test(self, request: Request) -> Numbers:

@@ -17,9 +17,18 @@ import torch
 from torch import nn
 
 import fedda
+from clients import fedavg
 from fedda import plugins
 from fedda.cli import app
-from fedda.errors import ConfigError, DataError, FeddaError, ModelError, RunError
+from fedda.errors import (
+    ConfigError,
+    DataError,
+    FeddaError,
+    ModelError,
+    QuorumError,
+    RunError,
+    WireError,
+)
 from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of
@@ -409,6 +418,36 @@ def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(error, match=text):
         fedda.simulate(sites(), target="t", network=network, **own(**changes))
+
+
+# ---- failures of a method's own code ------------------------------------------------------------
+
+
+def fails(client: Any) -> Any:
+    return {}["nokey"]
+
+
+@pytest.mark.parametrize(
+    ("train", "cause", "text"),
+    [
+        (fails, KeyError, "'nokey'"),
+        (lambda client: None, WireError, "train of .*Source returned a NoneType; it must return a"),
+        (lambda client: {"loss": torch.tensor(0.5), "steps": 1}, WireError, "is a Tensor; give"),
+    ],
+)
+def test_a_failure_of_a_site_comes_with_the_run_s_error(
+    train: Any,
+    cause: type[Exception],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(fedavg.Source, "train", train)
+    with pytest.raises(QuorumError, match=rf"{cause.__name__}: .*{text}") as raised:
+        fedda.simulate(sites(), target="t", method="fedavg", **FEW)
+    assert isinstance(raised.value.__cause__, cause)
+    whole = [record for record in caplog.records if record.exc_info]
+    assert len(whole) == (2 if cause is KeyError else 0), "each site's once, of three tries"
 
 
 # ---- results -----------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ quote data.
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+import traceback
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from flwr.app import Error, Message
@@ -21,31 +22,44 @@ from ..site.memory import Site, resident
 from ..site.request import Numbers, Request
 
 logger = logging.getLogger("fedda.site")
+Failures = MutableMapping[tuple[str, str], Exception]  # the last, by site and kind of request
 
 
 def guarded(
-    handle: Callable[[Message, Site], Message], message: Message, node: Mapping[str, Any]
+    handle: Callable[[Message, Site], Message],
+    message: Message,
+    node: Mapping[str, Any],
+    failures: Failures | None = None,
 ) -> Message:
     """Call a handler if the site's policy lets it; turn an exception into its code and wording.
 
     The exception's text stays in the site's log. The request and the decision about it go into the
     site's audit log; a site that cannot write there answers nothing.
+
+    Args:
+        handle: answers the request.
+        message: the request.
+        node: this site's configuration.
+        failures: keeps the exceptions themselves, where server and sites are one process.
     """
-    site, told = None, ""
+    failures = {} if failures is None else failures
+    place, site, told = (str(node.get("name", "")), message.metadata.message_type), None, ""
     try:
         site = resident(tuple(sorted(node.items())))
         site.trail.received(message)
         reply = _decided(handle, message, site)
         site.trail.answered(message, reply)
+        failures.pop(place, None)
         return reply
     except Exception as error:
-        reply, told = _failure(error, message), getattr(error, "filename", "")
+        reply = _failure(error, message, failures.pop(place, None))
+        failures[place], told = error, getattr(error, "filename", "")
     try:
         if site is not None:
             site.trail.answered(message, reply)
     except OSError as error:
         if error.filename != told:  # else the log says it already
-            reply = _failure(error, message)
+            reply = _failure(error, message, None)
     return reply
 
 
@@ -58,7 +72,7 @@ def _decided(handle: Callable[[Message, Site], Message], message: Message, site:
     return handle(message, site)
 
 
-def _failure(error: Exception, message: Message) -> Message:
+def _failure(error: Exception, message: Message, before: Exception | None) -> Message:
     code = code_of(error)
     if isinstance(error, FeddaError):
         logger.error("%s", error)
@@ -69,6 +83,8 @@ def _failure(error: Exception, message: Message) -> Message:
             todo = "make room there"
         why = f"{where} cannot be used ({error.strerror}), so a request is refused"
         logger.error("%s: %s, and the site goes on", why, todo)
+    elif before and traceback.format_exception(before) == traceback.format_exception(error):
+        logger.error("the request failed again: %s: %s", type(error).__name__, error)
     else:
         logger.exception("the request failed", exc_info=error)
     return Message(Error(int(code), code.public), reply_to=message)
