@@ -20,6 +20,7 @@ import fedda
 from clients import fedavg
 from fedda import plugins
 from fedda.cli import app
+from fedda.data import naming
 from fedda.errors import (
     ConfigError,
     DataError,
@@ -32,6 +33,7 @@ from fedda.errors import (
 from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of
+from fedda.settings import as_arguments
 from tests.patience import PATIENCE
 from tests.test_run import timeless
 
@@ -322,6 +324,34 @@ def test_a_number_too_large_for_single_precision_is_refused_in_a_sentence() -> N
     given = {**sites(), "a": (x, site(1)[1])}
     with pytest.raises(DataError, match=r"is row 7: .* too large for single precision"):
         fedda.simulate(given, target="t", **FEW)
+
+
+def test_an_error_calls_sites_and_settings_as_the_program_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(30, 3))
+    x[4, 1] = np.nan
+    given = {name: (x, np.arange(30) % 3) for name in "ab"} | {"t": (x, None)}
+    fix = 'or train with input_missing="mean", median or indicator'
+    with pytest.raises(DataError, match=f"^the data of a has missing values .* {fix}$"):
+        fedda.simulate(given, target="t", dir=tmp_path / "r", **{**FEW, "quiet": False})
+    assert str(tmp_path) not in capsys.readouterr().err
+    texts = {"n": x[:, 0].round(), "sex": ["f", "m"] * 15}
+    given = {name: (texts, np.arange(30) % 3) for name in "ab"} | {"t": (texts, None)}
+    fix = r'as input_categories="sex=f\|m"; .* with columns="values=age\+weight"$'
+    with pytest.raises(DataError, match=f"^the data of a has texts in sex, .* {fix}"):
+        fedda.compare(given, ["kd3a"], target="t", seeds=1, **FEW)
+
+
+def test_options_of_a_command_line_become_arguments() -> None:
+    for text, found in {
+        "train with -c input.missing=mean, median or indicator": 'with input_missing="mean", med',
+        "set -c train.lr-end=1e-05.": "set train_lr_end=1e-05.",
+        naming.option("input.categories", "a=it's|b;c"): 'input_categories="a=it\'s|b;c"',
+        "give --columns drop= names": "give --columns drop= names",
+        "with --columns path=file,label=diagnosis, or": 'columns="path=file,label=diagnosis", or',
+    }.items():
+        assert found in as_arguments(text)
 
 
 # ---- networks ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +17,13 @@ from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
 from fedda.data.sets import FILLING
-from fedda.errors import ConfigError
+from fedda.errors import ConfigError, FeddaError
 from fedda.halves import load
 from fedda.ops.engines import check_engine
 from fedda.results.escaping import visible
 from fedda.results.progress import Display
 from fedda.results.read import JOURNAL
-from fedda.settings import RunConfig, named
+from fedda.settings import RunConfig, as_arguments, named
 
 from . import own_data, own_model
 from .beginning import Launch, beginning, new_settings
@@ -221,6 +221,7 @@ def simulate(
         stack.enter_context(own_model.lent(network))
         folder, scratch = place_of(dir)
         stack.enter_context(removing(scratch))
+        in_words = stack.enter_context(worded(data, folder / DATA))
         flat |= {"run.dir": str(folder.parent), "run.name": folder.name, "run.resume": resume}
         config = RunConfig.parse(flat)
         targets = [target] if isinstance(target, str) else list(target)
@@ -242,7 +243,9 @@ def simulate(
             launch = launch.model_copy(update={"simulate": str(root)})
             with nullcontext() if quiet else Display(config) as display:
                 shown = [] if display is None else [display]
-                execute(config, launch, *shown, say=_ignore if quiet else note)
+                execute(
+                    config, launch, *shown, say=lambda text: None if quiet else note(in_words(text))
+                )
     run = Run(folder, network)
     if scratch:
         weakref.finalize(run, shutil.rmtree, scratch, ignore_errors=True)
@@ -267,16 +270,33 @@ def note(text: str) -> None:
     print(f"note: {visible(text)}", file=sys.stderr)
 
 
-def _ignore(text: str) -> None:
-    """Say nothing."""
-
-
 def place_of(dir: str | Path | None) -> tuple[Path, Path | None]:
     """The folder of a run's results, and the temporary folder that it is in, if it is."""
     if dir is not None:
         return Path(dir).absolute(), None
     scratch = Path(tempfile.mkdtemp(prefix="fedda-"))
     return scratch / "run", scratch
+
+
+@contextmanager
+def worded(data: Sites, place: Path) -> Iterator[Callable[[str], str]]:
+    """Let errors call a program's sites and settings as the program does -> what does so.
+
+    Args:
+        data: the sites.
+        place: where files of theirs are.
+    """
+
+    def in_words(text: str) -> str:
+        for name in data if isinstance(data, Mapping) else ():
+            text = text.replace(str(place.resolve() / f"{name}.npz"), f"the data of {name}")
+        return as_arguments(text)
+
+    try:
+        yield in_words
+    except FeddaError as error:
+        error.args = (in_words(str(error)),)
+        raise
 
 
 @contextmanager

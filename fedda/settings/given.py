@@ -1,6 +1,8 @@
 """Settings as people give them: texts on a command line, and names in a program."""
 
 import difflib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,12 @@ from fedda.config import sections
 from fedda.errors import ConfigError
 
 from .run_config import defaults
+
+_QUOTE = "'\"'\"'"  # as a shell takes one inside of quotes
+_OPTION = re.compile(
+    rf"-c '([\w.-]+)=((?:[^']|{_QUOTE})*)'|"
+    r"-c ([\w.-]+)=([^\s;)]*\w)|--(columns) ([^\s;)]*\w)(?![\w=])"
+)
 
 
 def overrides(method: str, pairs: list[str]) -> sections.Flat:
@@ -81,6 +89,18 @@ def named(method: str, values: Mapping[str, Any]) -> sections.Flat:
 def as_keyword(key: str) -> str:
     """A setting's name as an argument of a Python function: `train.lr-end` is `train_lr_end`."""
     return key.replace(".", "_").replace("-", "_")
+
+
+def as_arguments(text: str) -> str:
+    """A text with a command line's settings as a function's: `-c train.lr=.1` is `train_lr=.1`."""
+    return _OPTION.sub(_as_argument, text)
+
+
+def _as_argument(option: re.Match[str]) -> str:
+    key, value = (part for part in option.groups() if part is not None)
+    value = value.replace(_QUOTE, "'")
+    plain = re.fullmatch(r"[\d.e+-]+", value)
+    return f"{as_keyword(key)}={value if plain else json.dumps(value, ensure_ascii=False)}"
 
 
 def _unknown(key: str, method: str, known: Mapping[str, sections.Scalar]) -> ConfigError:

@@ -28,6 +28,7 @@ from fedda.library.simulated import (
     refuse_arguments,
     removing,
     several,
+    worded,
 )
 from fedda.library.unchanged import unchanged
 from fedda.results.read import percent
@@ -262,6 +263,7 @@ def compare(
         stack.enter_context(own_model.lent(network))
         out, scratch = place_of(dir)
         stack.enter_context(removing(scratch))
+        stack.enter_context(worded(data, out / DATA))
         variants, base = options.variants_of(list(methods), baseline, oracle)
         flat = options.shared_of([], several(preset), 0) | own_model.settings_of(network) | own
         unread = targets if len(targets) == 1 and not oracle else []
