@@ -60,7 +60,8 @@ class Number(str):
         Args:
             name: its name; with a `*` one for each site.
             step: as above.
-            low: the smallest value that a model made for the purpose can give it.
+            low: the smallest value that a model made for the purpose can give it; only
+                `Client.privatise` keeps a number within these two.
             high: the largest one.
             is_share: as above.
             is_accuracy: as above.
