@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedda import models
 from fedda.data import Description, Reading, describe, domains
 from fedda.data.form import AS_IT_IS
-from fedda.errors import ConfigError, QuorumError, RunError, code_of
+from fedda.errors import ConfigError, QuorumError, RunError
 from fedda.exchange import Turns
 from fedda.exchange.in_process import give_up
 from fedda.flower import TaskIdentity
@@ -169,14 +169,14 @@ def simulate(
     make_app = load("clients", "app").make_app
     if engine == "process":
         nodes = [{"partition-id": i} for i in range(len(sites))]
-        failures: dict[tuple[str, str], Exception] = {}
+        failures: dict[tuple[str, str], tuple[Exception, Exception, str]] = {}
         try:
             return run.execute(config, LocalGrid(make_app(sites, failures), nodes), journal)
         except QuorumError as error:
-            for (site, _), cause in failures.items():
-                if code_of(cause).public in str(error):
-                    said = f"{type(cause).__name__}: {cause}"
-                    raise QuorumError(f"{error} The log of {site} has {said}") from cause
+            for (site, _), (first, _, told) in failures.items():
+                if told in str(error):
+                    said = f"{site} failed with {type(first).__name__}: {first}"
+                    raise QuorumError(f"{error} {said}") from first
             raise
     with tempfile.TemporaryDirectory(prefix="fedda-") as folder:  # where sites sum gradients
         os.environ[LANES] = folder

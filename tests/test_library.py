@@ -457,27 +457,34 @@ def fails(client: Any) -> Any:
     return {}["nokey"]
 
 
+def fails_otherwise_later(client: Any) -> Any:
+    client.site.tries = getattr(client.site, "tries", 0) + 1
+    return None if client.site.tries == 1 else fails(client)
+
+
 @pytest.mark.parametrize(
-    ("train", "cause", "text"),
+    ("train", "cause", "text", "traces"),
     [
-        (fails, KeyError, "'nokey'"),
-        (lambda client: None, WireError, "train of .*Source returned a NoneType; it must return a"),
-        (lambda client: {"loss": torch.tensor(0.5), "steps": 1}, WireError, "is a Tensor; give"),
+        (fails, KeyError, "'nokey'", 1),
+        (lambda client: None, WireError, "train of .*Source returned a NoneType; it must", 0),
+        (lambda client: {"loss": torch.tensor(0.5), "steps": 1}, WireError, "is a Tensor; give", 0),
+        (fails_otherwise_later, WireError, "returned a NoneType", 1),
     ],
 )
 def test_a_failure_of_a_site_comes_with_the_run_s_error(
     train: Any,
     cause: type[Exception],
     text: str,
+    traces: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(fedavg.Source, "train", train)
-    with pytest.raises(QuorumError, match=rf"{cause.__name__}: .*{text}") as raised:
+    with pytest.raises(QuorumError, match=rf"a failed with {cause.__name__}: .*{text}") as raised:
         fedda.simulate(sites(), target="t", method="fedavg", **FEW)
     assert isinstance(raised.value.__cause__, cause)
     whole = [record for record in caplog.records if record.exc_info]
-    assert len(whole) == (2 if cause is KeyError else 0), "each site's once, of three tries"
+    assert len(whole) == 2 * traces, "each site's once, of three tries"
 
 
 # ---- results -----------------------------------------------------------------------------------

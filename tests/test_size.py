@@ -31,14 +31,14 @@ BUDGETS = {
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,
-    "fedda/library": 1_016,
+    "fedda/library": 1_017,  # and call sites by their names
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
     "fedda/ops": 1_291,
     "fedda/results": 1_277,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
-    "fedda/settings": 685,
+    "fedda/settings": 690,  # errors say settings as arguments
     "fedda/wire": 377,
     "server": 2_491,  # a failure of a site comes with the error of a run in one process
     "server/superlink": 1_450,

@@ -22,7 +22,9 @@ from ..site.memory import Site, resident
 from ..site.request import Numbers, Request
 
 logger = logging.getLogger("fedda.site")
-Failures = MutableMapping[tuple[str, str], Exception]  # the last, by site and kind of request
+# By site and kind of request: the first and the last exception since it was last answered, and what
+# was told of the last.
+Failures = MutableMapping[tuple[str, str], tuple[Exception, Exception, str]]
 
 
 def guarded(
@@ -52,8 +54,9 @@ def guarded(
         failures.pop(place, None)
         return reply
     except Exception as error:
-        reply = _failure(error, message, failures.pop(place, None))
-        failures[place], told = error, getattr(error, "filename", "")
+        first, last, _ = failures.get(place, (error, None, ""))
+        reply, told = _failure(error, message, last), getattr(error, "filename", "")
+        failures[place] = first, error, str(reply.error.reason)
     try:
         if site is not None:
             site.trail.answered(message, reply)
