@@ -228,7 +228,7 @@ def test_with_cada_the_last_classifier_reaches_the_target_before_its_test(
     tests = load_evaluation(pair[1]["data"], size=SIDE)
     assert tests is not None
     p = models.predict(network, tests.x)
-    accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+    accuracy = float((p.argmax(dim=1) == tests.y).double().mean())
     entry = results["trainings"]["dils"][0]["rounds"][-1]
     assert entry["accuracy"] == pytest.approx(accuracy, abs=0.01)
 

@@ -242,7 +242,7 @@ def test_a_run_trains_saves_loads_and_predicts(
     assert tests is not None
     p = predict(model, tests.x)
     assert p.numpy().tobytes() == predict(ended, tests.x).numpy().tobytes()
-    assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).float().mean())
+    assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).double().mean())
 
     # So does `fedda predict`, up to the digits that it prints.
     rows = list(table(Path(training["model"]), Path(domains[-1]["data"]), 16, "cpu"))

@@ -329,7 +329,7 @@ def test_the_target_keeps_a_whole_model_and_the_servers_lacks_its_disentangler(
     assert meta.extension is not None and meta.extension.method == "fada"
     with np.load(next(n["data"] for n in domains if n["name"] == "town")) as file:
         x, y = torch.from_numpy(file["x_test"]).unsqueeze(1), torch.from_numpy(file["y_test"])
-    accuracy = float((models.predict(model, x).argmax(dim=1) == y).float().mean())
+    accuracy = float((models.predict(model, x).argmax(dim=1) == y).double().mean())
     assert accuracy == pytest.approx(training["final_accuracy"], abs=1e-6)
     server, _ = models.load(training["model"])
     with pytest.raises(ModelError, match="file that the target keeps"):

@@ -364,13 +364,13 @@ def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
         model, about = models.load(folder / f"{kind}.safetensors")
         assert isinstance(model.head, Mixture) and model.head.heads == count
         p = models.predict(model, tests.x)
-        accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+        accuracy = float((p.argmax(dim=1) == tests.y).double().mean())
         assert accuracy == pytest.approx(entries[-1][f"accuracy-{kind}"])
         rows = list(table(folder / f"{kind}.safetensors", Path(nodes[-1]["data"]), 16, "cpu"))
         assert len(rows) > len(p) and about.classes == tuple("0123")
     plain, _ = models.load(tmp_path / "run" / "model.safetensors")
     p = models.predict(plain, tests.x)
-    accuracy = float((p.argmax(dim=1) == tests.y).float().mean())
+    accuracy = float((p.argmax(dim=1) == tests.y).double().mean())
     assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
 
 
