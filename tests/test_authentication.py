@@ -243,6 +243,7 @@ def answered(scope: dict[str, Any], *others: Any) -> int:
         ("/live/events", ("127.0.0.1", 7), 200),
         ("/metrics", ("127.0.0.1", 7), 200),
         ("/v1/control/start-run", ("127.0.0.1", 8), 200),
+        ("/v1/fleet/activate-node", ("127.0.0.1", 8), 403),  # a site that dials the wrong port
         ("/v1/control/start-run", None, 200),  # a socket file, which only this user can reach
     ],
 )

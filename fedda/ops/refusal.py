@@ -40,6 +40,8 @@ AT_SITE = {
     "server's operator chose",
     "version": "the server runs fedda {about}: install the same version here",
     "program": "it takes fedda's own client alone: start `fedda-client` without --stock",
+    "port": "it is the operator's port: give --superlink the one that sites dial, which `fedda "
+    "superlink` names as it starts",
 }
 AT_SERVER = {
     "clock": "its clock is {about} this machine's: its operator has to set it",
@@ -52,8 +54,9 @@ AT_SERVER = {
     "name": "its key is registered under another name than it gives",
     "version": "it runs another version of fedda than this server's {about}",
     "program": "it is no client of fedda's: Flower's own SuperNodes need Flower's own SuperLink",
+    "port": "it dials the operator's port",
 }
-LASTING = {"role", "name", "version", "program"}  # to try again does not help
+LASTING = {"role", "name", "version", "program", "port"}  # to try again does not help
 
 
 @dataclass(frozen=True)

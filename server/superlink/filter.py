@@ -221,6 +221,9 @@ class LocalOnly:
             if of_others and not scope["path"].startswith(LOOKING):
                 await refuse(send, Traffic(), 403, OTHER_ACCOUNT)
                 return
+            if scope.get("path", "").startswith(FLEET_PREFIX):
+                await refuse(send, Traffic(), 403, "no site's port", why=Refusal("port"))
+                return
         await self.app(scope, receive, send)
 
 
