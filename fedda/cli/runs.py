@@ -49,9 +49,9 @@ def _of(place: Path) -> dict[str, Any]:
     except FeddaError:
         started = read.noted(place / "launch.json")
         config = started.get("settings", {})
-        state = "stopped" if any(place.glob("*/checkpoint.json")) else "not begun"
-        state = "going on" if holder(place) else state
         joined = read.noted(place / "roster.json").get("nodes", ())
+        state = "stopped" if joined else "not begun"
+        state = "going on" if holder(place) else state
         target = ", ".join(site["name"] for site in joined if site["role"] == "target")
         target = target or started.get("target") or config.get("run.target", "")
         return about | {"method": config.get("method", ""), "target": target, "state": state}

@@ -339,4 +339,4 @@ def test_the_runs_of_a_folder_are_listed(tmp_path: Path) -> None:
     assert (found["done"]["state"], found["done"]["accuracy"]) == ("finished", 0.5)
     assert found["begun"]["state"] == "not begun"
     assert (found["begun"]["method"], found["begun"]["target"]) == ("shot", "east")
-    assert found["joined"]["target"] == "north"
+    assert (found["joined"]["target"], found["joined"]["state"]) == ("north", "stopped")
