@@ -99,6 +99,12 @@ def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     assert "none" not in " ".join(describe.words(fresh))
 
 
+def test_a_fresh_file_lets_nothing_leave_that_tells_single_examples(tmp_path: Path) -> None:
+    leaving = policy(describe.FRESH, tmp_path).leaving.model_dump()
+    told = {"taught", "atoms", "statistics", "look"}
+    assert {kind for kind, may in leaving.items() if not may} == told
+
+
 def test_an_empty_file_restricts_nothing(tmp_path: Path) -> None:
     assert policy("", tmp_path) == Policy()
     assert Policy.parse(Policy().model_dump_json(by_alias=True)) == Policy()
