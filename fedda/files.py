@@ -52,6 +52,16 @@ def keeping(path: Path, private: bool = False) -> Iterator[Path]:
         yield part
 
 
+def unprotected(path: Path) -> None:
+    """Refuse a file that is protected from being written: to replace it would not ask.
+
+    Raises:
+        PermissionError: it is.
+    """
+    if path.is_file() and not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is write-protected")
+
+
 @contextmanager
 def writing(path: Path, advice: str) -> Iterator[Path]:
     """Like `replacing`, for a file that a user named: a link to a file is written through.
@@ -60,8 +70,7 @@ def writing(path: Path, advice: str) -> Iterator[Path]:
         RunError: it cannot be written, or is protected from it.
     """
     try:
-        if path.is_file() and not os.access(path, os.W_OK):  # replacing it would not ask
-            raise PermissionError(errno.EACCES, "it is write-protected")
+        unprotected(path)
         with replacing(path.resolve() if path.is_file() else path) as part:
             yield part
     except OSError as error:

@@ -236,7 +236,8 @@ class Sites:
             return
         self.offers[node_id] = node
         self._failed.pop(node_id, None)
-        if self._began and node.name not in self._began and not self.config.open:
+        taken = node.role == "target" or node.name in (self.config.sources or [node.name])
+        if self._began and taken and node.name not in self._began and not self.config.open:
             self._refused(node.name, LATE)
         else:
             self.journal.write("joined", site=node.name, role=node.role, text=str(node))

@@ -488,5 +488,7 @@ def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
     words = ["run", "fedavg", "--simulate", str(tmp_path), "--target", "a", "--target", "b"]
     found = CliRunner().invoke(app, words)
     assert found.exit_code == 2 and "--target is given 2 times" in found.output
+    twice = ["data", "check", str(tmp_path), "--columns", "label=a", "--columns", "path=b"]
+    assert "--columns is given 2 times" in CliRunner().invoke(app, twice).output
     again = CliRunner().invoke(app, [*words[:4], "--target", "a", "--dir", "x", "--dir", "y"])
     assert "is given" not in again.output  # a script's last word

@@ -186,6 +186,9 @@ def test_a_write_protected_file_is_not_replaced(
         writing(tmp_path / "mine.csv", "take another") as part,
     ):
         part.write_text("new")
+    with pytest.raises(ModelError, match="write-protected"):
+        made = models.build(MODEL, (4,), 2, 0)
+        models.save(tmp_path / "mine.csv", made, config=MODEL, shape=(4,), classes=("a", "b"))
     assert (tmp_path / "mine.csv").read_text() == "mine"
 
 

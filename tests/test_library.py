@@ -418,6 +418,8 @@ def test_a_network_with_tied_weights_is_kept_and_goes_on(
         [int(name) == label for name, label in zip(run.model.predict(x), y, strict=True)]
     )
     assert right == pytest.approx(run.results.accuracy)
+    other = fedda.simulate(sites(), **{**given, "method": "feddadil", "rounds": 2})
+    assert other.results.accuracy is not None  # its target keeps the encoder in a file of its own
 
 
 class Pair(nn.Flatten):

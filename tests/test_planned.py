@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, presets
 from server.planned import hints, steps
 
 SITES = {"a": 300, "b": 1500}
@@ -57,3 +57,9 @@ def test_settings_of_methods_that_are_not_trained_are_named() -> None:
     (text,) = hints(task(), 1000, idle)
     assert text.startswith("fada.parts: of no method")
     assert not RunConfig.parse(given | {"run.baseline": "fada"}).idle
+
+
+@pytest.mark.parametrize("preset", presets.FOR_ALL)
+def test_what_a_preset_says_of_other_methods_is_nobodys_mistake(preset: str) -> None:
+    flat = presets.settings("kd3a", [preset])
+    assert not RunConfig.parse(flat | {"method": "kd3a"}).idle

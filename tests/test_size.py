@@ -11,14 +11,14 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_575,
-    "clients/node": 950,
-    "clients/policy": 811,  # leaving.taught, and why atoms and it are false in a fresh file
+    "clients/node": 955,
+    "clients/policy": 812,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_060,  # a write-protected file is not replaced
+    "fedda": 1_062,  # a write-protected file is not replaced
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
-    "fedda/cli": 2_845,  # an option of several values that comes twice is refused
+    "fedda/cli": 2_847,  # an option of several values that comes twice is refused
     "fedda/config": 400,
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,
@@ -35,12 +35,12 @@ BUDGETS = {
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
-    "fedda/ops": 1_294,  # certificates and keys are checked as a server or site starts
+    "fedda/ops": 1_297,  # certificates and keys are checked as a server or site starts
     "fedda/results": 1_277,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
-    "fedda/settings": 690,  # errors say settings as arguments
+    "fedda/settings": 696,  # errors say settings as arguments
     "fedda/wire": 377,
-    "server": 2_491,  # a failure of a site comes with the error of a run in one process
+    "server": 2_492,  # a failure of a site comes with the error of a run in one process
     "server/superlink": 1_450,
     "server/watching": 375,
     "strategies": 1_250,

@@ -5,9 +5,11 @@ quote data.
 """
 
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Error, Message
@@ -55,14 +57,15 @@ def guarded(
         return reply
     except Exception as error:
         first, last, _ = failures.get(place, (error, None, ""))
-        reply, told = _failure(error, message, last), getattr(error, "filename", "")
+        reply, told = _failure(error, message, last, node), getattr(error, "filename", "")
+        traceback.clear_frames(error.__traceback__)  # else what failed stays in memory
         failures[place] = first, error, str(reply.error.reason)
     try:
         if site is not None:
             site.trail.answered(message, reply)
     except OSError as error:
         if error.filename != told:  # else the log says it already
-            reply = _failure(error, message, None)
+            reply = _failure(error, message, None, node)
     return reply
 
 
@@ -75,11 +78,16 @@ def _decided(handle: Callable[[Message, Site], Message], message: Message, site:
     return handle(message, site)
 
 
-def _failure(error: Exception, message: Message, before: Exception | None) -> Message:
+def _failure(
+    error: Exception, message: Message, before: Exception | None, node: Mapping[str, Any]
+) -> Message:
     code = code_of(error)
+    file = Path(os.fsdecode(getattr(error, "filename", None) or "")).absolute()
+    places = (Path(str(node[key])).absolute() for key in ("state-dir", "data") if node.get(key))
+    own = any(file.is_relative_to(place) for place in places)
     if isinstance(error, FeddaError):
         logger.error("%s", error)
-    elif isinstance(error, OSError) and (error.filename is not None or code is Code.DISK):
+    elif isinstance(error, OSError) and (own or code is Code.DISK):
         code, where = Code.DISK, error.filename or "a file below --state-dir"
         todo = "put back there what this account can read and write"
         if error.errno in FULL:

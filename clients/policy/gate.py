@@ -263,7 +263,8 @@ class Gate:
             raise PolicyError(
                 "The policy lets no model leave that learnt what models sent in the open say "
                 "(leaving.taught): a server that makes them up reads single images. Start every "
-                "site with --key and --peers, so that they come sealed, or set taught = true."
+                "site with --key and --peers, so that they come sealed (which kd3a.heads=local has "
+                "not), or set taught = true."
             )
         # A target that opens sealed models sends back their mean.
         mean = Kind.SEALED in contract.enters.arrays.values()

@@ -20,6 +20,7 @@ from torch import Tensor, nn, optim
 
 from fedda.errors import BudgetError
 from fedda.files import keep_newest, keeping
+from fedda.models.saved import apart
 from fedda.settings import Task
 
 logger = logging.getLogger("fedda.site")
@@ -137,7 +138,7 @@ def save_once(site: Place, task: Task, what: str, module: nn.Module) -> None:
     path = _path(site, task, "once", what)
     tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
     with keeping(path) as part:
-        save_file(tensors, part)
+        save_file(apart(tensors), part)
     keep_newest(path.parent.glob(f"{TRAINING}.once.{what}.safetensors"), NETWORKS)
 
 

@@ -17,6 +17,8 @@ from fedda import __version__, plugins
 from fedda.flower.supported import installed
 from fedda.results.escaping import echo
 
+SEVERAL = {"target", "seeds", "columns"}  # names of options of several values, with commas
+
 
 def joined(text: str) -> str:
     """Join the lines of each paragraph; indented lines, as of examples, stay as they are."""
@@ -37,16 +39,16 @@ def _join(command: click.Command) -> None:
 
 
 def _once(command: click.Command) -> None:
-    """Let a command refuse an option of several values, by commas, that comes twice.
+    """Let a command refuse an option of several values, `SEVERAL`, that comes twice.
 
     Click takes the last one, silently. Of others that is what a script's last word is for.
     """
     parse = command.parse_args
 
     def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
-        given = command.make_parser(ctx).parse_args([*args])[2]
-        for each, count in Counter(p for p in given if isinstance(p, click.Option)).items():
-            if count > 1 and "comma" in (each.help or ""):
+        given = [] if ctx.resilient_parsing else command.make_parser(ctx).parse_args([*args])[2]
+        for each, count in Counter(p for p in given if p.name in SEVERAL).items():
+            if count > 1:
                 said = f"{each.opts[0]} is given {count} times"
                 raise click.UsageError(f"{said}: write several values as one, with commas.", ctx)
         return parse(ctx, args)

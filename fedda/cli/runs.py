@@ -52,8 +52,9 @@ def _of(place: Path) -> dict[str, Any]:
         joined = read.noted(place / "roster.json").get("nodes", ())
         state = "stopped" if joined else "not begun"
         state = "going on" if holder(place) else state
-        target = ", ".join(site["name"] for site in joined if site["role"] == "target")
-        target = target or started.get("target") or config.get("run.target", "")
+        target = started.get("target") or config.get("run.target", "")
+        found = [site["name"] for site in joined if site["role"] == "target"]
+        target = target or ", ".join(found)
         return about | {"method": config.get("method", ""), "target": target, "state": state}
     return about | {
         "method": results["method"],

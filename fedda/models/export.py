@@ -24,6 +24,7 @@ import fedda
 from fedda import models
 from fedda.config.inputs import REFUSE, Inputs
 from fedda.errors import ModelError
+from fedda.files import unprotected
 
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
 BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
@@ -82,6 +83,7 @@ def export(source: Path, out: Path) -> Exported:
     }
     part = out.with_name(f".{out.stem}.part{out.suffix}")
     try:
+        unprotected(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with _convertible(meta):
             program = _traced(model, meta.shape)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ import fedda
 from fedda.config import NETWORKS, ModelConfig
 from fedda.config.inputs import REFUSE, Inputs, Missing, Resize, window_of
 from fedda.errors import ModelError
-from fedda.files import keeping
+from fedda.files import keeping, unprotected
 
 from .backbone import backbone, frozen
 from .extension import Extension
@@ -49,6 +49,16 @@ class Meta:
     def inputs(self) -> Inputs:
         """What the model takes, and how images and vectors come to it."""
         return Inputs(self.shape, self.resize, self.window, self.missing, self.columns)
+
+
+def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as a file takes them: those that share memory, as tied weights, are copies."""
+    found, places = dict(tensors), set[int]()
+    for name, tensor in tensors.items():
+        if (place := tensor.untyped_storage().data_ptr()) in places:
+            found[name] = tensor.clone()
+        places.add(place)
+    return found
 
 
 def save(
@@ -90,14 +100,10 @@ def save(
         for prefix, part in parts.items()
         for name, tensor in part.state_dict().items()
     }
-    places: set[int] = set()
-    for name, tensor in tensors.items():
-        if (place := tensor.untyped_storage().data_ptr()) in places:
-            tensors[name] = tensor.clone()  # tied weights are equal copies in the file
-        places.add(place)
     try:
+        unprotected(path)
         with keeping(path) as part:
-            safetensors.torch.save_file(tensors, part, metadata={_KEY: json.dumps(about)})
+            safetensors.torch.save_file(apart(tensors), part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error
         raise ModelError(

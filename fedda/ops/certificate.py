@@ -126,23 +126,26 @@ def check_server(path: Path) -> str:
     """
     certificate = x509.load_pem_x509_certificate(pem(path))
     hosts: list[str] = []
-    with suppress(x509.ExtensionNotFound):
+    with suppress(x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts += [name for name in names.get_values_for_type(x509.DNSName) if name != LOOPBACK]
         hosts += map(str, names.get_values_for_type(x509.IPAddress))
-    options = (word for host in hosts if host not in ALWAYS for word in ("--host", host))
-    renewal = typed("fedda", "keys", "renew", "--dir", path.parent, *options)
+    own = [host for host in hosts if host not in ALWAYS and "*" not in host]
+    options = (word for host in own for word in ("--host", host))
+    renewal = f"with `{typed('fedda', 'keys', 'renew', '--dir', path.parent, *options)}`"
+    if not (path.parent / "ca.key").is_file():
+        renewal = "where it is from"
     if LOOPBACK not in hosts:
         raise KeyFileError(
             f"{path} names {', '.join(hosts) or 'no host'} and not {LOOPBACK}, where this server "
-            f"admits sites' keys and takes runs: make one that names it, too, with `{renewal}`"
+            f"admits sites' keys and takes runs: make one that names it, too, {renewal}"
         )
     ends = certificate.not_valid_after_utc
     if ends - datetime.now(UTC) >= SOON:
         return ""
     return (
         f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: renew it "
-        f"with `{renewal}` and start this server again"
+        f"{renewal} and start this server again"
     )
 
 

@@ -10,6 +10,7 @@
     name       the key is registered under another name
     version    the server runs another version of fedda
     program    the site runs another program than fedda's client
+    port       it dials the operator's port
 
 Only the code crosses, and of two of them a word more. Each side makes the sentence itself, so that
 nobody can write into the other's log.

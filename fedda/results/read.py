@@ -297,7 +297,7 @@ def by_class(results: Results, method: str, which: str) -> list[tuple[float, flo
     """Between what the accuracy of each class lies, over all trainings of a method.
 
     Real sites round each count down to tens, of right answers and of tests. Simulated ones do not,
-    so that both bounds are equal. None: no ten tests.
+    so that both bounds are equal, unless all counts happen to be tens. None: no ten tests.
     """
     tables = answers(results, method, which).values()
     exact = any(n % TENS for t in tables for row in t["counts"] for n in row)

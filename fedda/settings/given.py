@@ -99,7 +99,8 @@ def as_arguments(text: str) -> str:
 def _as_argument(option: re.Match[str]) -> str:
     key, value = (part for part in option.groups() if part is not None)
     value = value.replace(_QUOTE, "'")
-    plain = re.fullmatch(r"[\d.e+-]+", value)
+    value = {"true": "True", "false": "False"}.get(value, value)
+    plain = value in ("True", "False") or re.fullmatch(r"[\d.e+-]+", value)
     return f"{as_keyword(key)}={value if plain else json.dumps(value, ensure_ascii=False)}"
 
 

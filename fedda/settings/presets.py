@@ -239,6 +239,12 @@ def for_all(name: str, methods: Iterable[str]) -> Preset:
     return {f"{m}.{k}": v for m in heirs for k, v in own.items()} | preset
 
 
+def gives(key: str, value: Scalar) -> bool:
+    """Whether some start or benchmark has this value of a method's setting."""
+    keys = key, f"{REFERENCE}.{key.partition('.')[2]}"
+    return any(p[k].value == value for p in FOR_ALL.values() for k in keys if k in p)
+
+
 def settings(method: str, chosen: Sequence[str]) -> Flat:
     """Merge the settings of presets; the last one wins -> dotted keys.
 

@@ -14,6 +14,7 @@ from fedda.errors import ConfigError
 from fedda.methods import Stage, write_schedule
 from fedda.secure import hiding, noise
 
+from . import presets
 from .task import Task
 
 MASKED_CLIP = 1024  # largest clip for which a masked gradient still has 20 bits behind the point
@@ -326,10 +327,11 @@ class RunConfig(sections.Section):
 
     @property
     def idle(self) -> list[str]:
-        """Settings that were changed of methods which are not trained."""
-        others = tuple(f"{m}." for m in self.options if m not in self.trainings)
+        """Settings of methods that are not trained, which somebody and no preset changed."""
+        others = {m: o.model_dump(by_alias=True) for m, o in self.options.items()}
+        idle = sections.flatten({m: o for m, o in others.items() if m not in self.trainings})
         plain = defaults()
-        return [k for k, v in self.flat().items() if k.startswith(others) and v != plain[k]]
+        return [k for k, v in idle.items() if v != plain[k] and not presets.gives(k, v)]
 
     def flat(self) -> sections.Flat:
         """Every setting under its dotted key, the methods' own sections included.
