@@ -101,9 +101,16 @@ class LocalGrid(Grid):
         """Yield each request with its reply."""
         for message_id in list(message_ids):
             message = self._open.pop(message_id, None)
-            if message is not None and "exchange" in message.content:
-                yield from self._together([message, *self._invited()])
-            elif message is not None:
+            if message is None:
+                continue
+            exchange = "exchange" in message.content
+            begun = [message, *self._invited()] if exchange else [message]
+            # A site's time begins with its turn: those before it do not use up its deadline.
+            for each in begun:
+                each.metadata.__dict__["_created_at"] = time.time()
+            if exchange:
+                yield from self._together(begun)
+            else:
                 yield message, self._call(message)
 
     def send_and_receive(
@@ -130,8 +137,6 @@ class LocalGrid(Grid):
             yield message, reply.result()
 
     def _call(self, message: Message) -> Message:
-        # A site's time begins with its turn: those before it do not use up the others' deadline.
-        message.metadata.__dict__["_created_at"] = time.time()
         context = self.contexts[message.metadata.dst_node_id]
         return self.app(message=message, context=context)
 

@@ -36,7 +36,7 @@ from typing import Any
 import live
 import torch
 
-from fedda import models, wire
+from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import digits
 from fedda.halves import load
@@ -83,7 +83,7 @@ def clocked() -> Clock:
     clock.on("teaching", target, "teach")
     clock.on("voting", kd3a, "knowledge_vote", "consensus_focus")
     clock.on("loading", models, "load_arrays")
-    for module in (wire, base, strategy):
+    for module in (packing, base, strategy):
         clock.on("packing", module, "pack")
     clock.on("packing", packing.Packed, "check_finite", "unpack")
     clock.on("packing", load("strategies", "sites.replies").Checks, "read")

@@ -114,8 +114,8 @@ def watch(fleet: light.Light, name: str, settings: dict[str, Any], seconds: floa
         place = whole
         if "training" in events:
             seen.begin = look(server)
-        if "round" in events:
-            seen.rounds.append(look(server))
+        if "round" in events:  # on a busy machine several may end between two looks
+            seen.rounds += [look(server)] * events.count("round")
         if time.monotonic() > next_look:
             next_look = time.monotonic() + 1
             seen.looks.append(look(server))

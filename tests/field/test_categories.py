@@ -258,7 +258,7 @@ def test_frames_of_a_program_are_coded_alike(run: fedda.Run, sites: Path, tmp_pa
 
 
 def test_texts_that_no_run_lists_are_refused_with_the_line_to_give(sites: Path) -> None:
-    line = r"-c 'input.categories=sex=female\|male, thal=fixed\|normal\|reversible'"
+    line = r'input_categories="sex=female\|male, thal=fixed\|normal\|reversible"'
     with pytest.raises(FeddaError, match=line):
         fedda.simulate(sites, "west", "fedavg", dir=sites.parent / "none", **FEW)
     for load in (data.load_source, data.load_target):
