@@ -63,6 +63,7 @@ HARMONISE = ("--data", "HERE/data", "--target", "va", "--seeds", "0", "--out", "
 HARMONISE += ("--results", "HERE/made")
 TEACHER = ("--data", "HERE/data", "--set", "digits", "--target", "usps", "--images", "100")
 TEACHER += ("--rounds", "1", "--seeds", "0", "--out", "HERE/teacher", "--results", "HERE/made")
+TEACHER += ("--method", "fedavg", "--method", "kd3a")  # SHOT's sources take many passes
 SOURCES = ("--sources", "1", "5", "--images", "64", "--rounds", "1", "--seeds", "0")
 SOURCES += ("--method", "FedAvg", "--method", "KD3A", "--out", "HERE/sources")
 SOURCES += ("--results", "HERE/made")
