@@ -22,6 +22,7 @@ from flwr.app import (
 )
 from typer.testing import CliRunner
 
+from clients.node import bridge
 from clients.node.resident import Resident
 from clients.policy import reconcile
 from clients.policy.audit_log import AuditLog
@@ -333,3 +334,20 @@ def test_few_of_many_missing_payloads_are_told_and_their_number(
     assert line.endswith("which site's it is: give --site NAME (the record has anna)")
     (tmp_path / "s").rename(tmp_path / "anna")
     assert "1 payloads of anna are in both" in fedda(tmp_path / "anna", *words).output
+
+
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [
+        (FileNotFoundError(2, "none", "x.npz"), True),
+        (FileNotFoundError(2, "none", "/etc/x"), False),
+        (OSError(9, "of a number, as of a pipe", 5), False),
+        (ConnectionResetError(104, "of no file"), False),
+    ],
+)
+def test_only_a_file_of_the_sites_own_is_its_disks_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, own: bool
+) -> None:
+    """Also where the program was started in the folder of the data."""
+    monkeypatch.chdir(tmp_path)
+    assert bridge._is_own(error, {"data": str(tmp_path), "state-dir": ""}) is own

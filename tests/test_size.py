@@ -11,7 +11,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_575,
-    "clients/node": 955,
+    "clients/node": 957,
     "clients/policy": 812,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
@@ -27,7 +27,7 @@ BUDGETS = {
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
     "fedda/contrib/report": 2_400,
-    "fedda/data": 4_895,  # one column in large units leaves the others their size
+    "fedda/data": 4_897,  # one column in large units leaves the others their size
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,
@@ -36,7 +36,7 @@ BUDGETS = {
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
     "fedda/ops": 1_297,  # certificates and keys are checked as a server or site starts
-    "fedda/results": 1_277,  # accuracies by class are bounds where sites count in tens
+    "fedda/results": 1_278,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
     "fedda/settings": 696,  # errors say settings as arguments
     "fedda/wire": 377,

@@ -82,16 +82,12 @@ def _failure(
     error: Exception, message: Message, before: Exception | None, node: Mapping[str, Any]
 ) -> Message:
     code = code_of(error)
-    file = Path(os.fsdecode(getattr(error, "filename", None) or "")).absolute()
-    places = (Path(str(node[key])).absolute() for key in ("state-dir", "data") if node.get(key))
-    own = any(file.is_relative_to(place) for place in places)
     if isinstance(error, FeddaError):
         logger.error("%s", error)
-    elif isinstance(error, OSError) and (own or code is Code.DISK):
+    elif isinstance(error, OSError) and (code is Code.DISK or _is_own(error, node)):
         code, where = Code.DISK, error.filename or "a file below --state-dir"
-        todo = "put back there what this account can read and write"
-        if error.errno in FULL:
-            todo = "make room there"
+        full = error.errno in FULL
+        todo = "make room there" if full else "put back there what this account can read and write"
         why = f"{where} cannot be used ({error.strerror}), so a request is refused"
         logger.error("%s: %s, and the site goes on", why, todo)
     elif before and traceback.format_exception(before) == traceback.format_exception(error):
@@ -99,6 +95,15 @@ def _failure(
     else:
         logger.exception("the request failed", exc_info=error)
     return Message(Error(int(code), code.public), reply_to=message)
+
+
+def _is_own(error: OSError, node: Mapping[str, Any]) -> bool:
+    """Whether an error is about a file in the site's state folder or data."""
+    if not isinstance(error.filename, str | bytes | os.PathLike):
+        return False  # no file, as of a connection, or one that is open
+    file = Path(os.fsdecode(error.filename)).absolute()
+    places = (Path(str(node[key])).absolute() for key in ("state-dir", "data") if node.get(key))
+    return any(file.is_relative_to(place) for place in places)
 
 
 def expired(message: Message) -> bool:

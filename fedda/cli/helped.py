@@ -34,7 +34,7 @@ def _join(command: click.Command) -> None:
         params[name].help = " ".join(told.split())
     for each in getattr(command, "commands", {}).values():
         _join(each)
-    if not isinstance(command, click.Group):
+    if SEVERAL & params.keys():
         _once(command)
 
 

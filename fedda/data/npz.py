@@ -34,12 +34,25 @@ from fedda.data.naming import listed
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
-MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
+_MOST_CLASSES = 1 << 16  # a higher label is a mistake, such as an identity number
 _MOST_SPARSE = 100_000  # entries of sparse vectors for each one that is not zero
 # What damaged files raise in zipfile and numpy; SystemError is for text that is no Unicode.
 _UNREADABLE = (OSError, ValueError, EOFError, KeyError, TypeError, OverflowError, SystemError)
 _UNREADABLE += (NotImplementedError, RuntimeError, RecursionError, SyntaxError)
 _UNREADABLE += (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
+
+
+def check_highest(labels: str, highest: int) -> None:
+    """Check that whole-number labels are classes, by the highest of them.
+
+    Raises:
+        DataError: they are not; `labels` says what they are.
+    """
+    if highest >= _MOST_CLASSES:
+        raise DataError(
+            f"{labels} has the label {highest}: classes are numbered from 0 to C - 1 with at most "
+            f"{_MOST_CLASSES} of them; number them again"
+        )
 
 
 class Npz:
@@ -221,11 +234,7 @@ class Npz:
                 f"{y} in {self.path} has the label {array.min()}: classes are numbered from 0, and "
                 f"a source has no unlabelled examples; remove these or number the classes again"
             )
-        if array.max() >= MOST_CLASSES:
-            raise DataError(
-                f"{y} in {self.path} has the label {array.max()}: classes are numbered from 0 to "
-                f"C - 1 with at most {MOST_CLASSES} of them; number them again"
-            )
+        check_highest(f"{y} in {self.path}", int(array.max()))
         return torch.from_numpy(array.astype(np.int64))
 
     def classes(self, y: str, labels: Tensor) -> tuple[str, ...]:

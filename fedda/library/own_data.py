@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedda.config import is_site_name
 from fedda.data import categories, naming
-from fedda.data.npz import MOST_CLASSES
+from fedda.data.npz import check_highest
 from fedda.data.pixels import on_white
 from fedda.data.samples import is_veiled
 from fedda.errors import DataError, RunError
@@ -259,11 +259,7 @@ def _pair(name: str, x: Any, y: Any) -> Split:
     named = naming.names(array.tolist(), f"y of {name}", lambda i: f"place {i}")
     if all(label.isdecimal() for label in named):
         numbers = [*map(int, named)]
-        if (most := max(numbers)) >= MOST_CLASSES:
-            raise DataError(
-                f"y of {name} has the label {most}: classes are numbered from 0 to C - 1 with at "
-                f"most {MOST_CLASSES} of them; number them again"
-            )
+        check_highest(f"y of {name}", max(numbers))
         return Split(found, np.array(numbers, np.int64), columns=columns, texts=texts)
     return Split(found, np.array(named), columns=columns, texts=texts)
 

@@ -293,6 +293,11 @@ def kinds(results: Results) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     return found
 
 
+def in_tens(tables: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether tables of answers are of real sites, by their counts."""
+    return not any(n % TENS for table in tables for row in table["counts"] for n in row)
+
+
 def by_class(results: Results, method: str, which: str) -> list[tuple[float, float] | None]:
     """Between what the accuracy of each class lies, over all trainings of a method.
 
@@ -300,8 +305,7 @@ def by_class(results: Results, method: str, which: str) -> list[tuple[float, flo
     so that both bounds are equal, unless all counts happen to be tens. None: no ten tests.
     """
     tables = answers(results, method, which).values()
-    exact = any(n % TENS for t in tables for row in t["counts"] for n in row)
-    lost = 0 if exact else (TENS - 1) * len(tables)
+    lost = (TENS - 1) * len(tables) * in_tens(tables)
     sums = [
         (sum(t["counts"][c][c] for t in tables), sum(t["tests"][c] for t in tables))
         for c in range(len(results["classes"]) if tables else 0)

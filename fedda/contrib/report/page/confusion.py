@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedda.results.read import answers
+from fedda.results.read import answers, in_tens
 
 from .html import Html, e, n
 from .noted import Noted
@@ -42,12 +42,12 @@ def _one(
     target: str,
     which: str,
 ) -> Html | None:
-    in_tens = not by_seed
-    if in_tens:
+    tens = False
+    if not by_seed:
         told = answers(run.results, method, which, target)
         names = list(run.results.get("classes", ()))
         by_seed = {seed: (names, np.array(each["counts"])) for seed, each in told.items()}
-        in_tens = not any((counts % 10).any() for _, counts in by_seed.values())  # not simulated
+        tens = in_tens(told.values())
     if not any(counts.any() for _, counts in by_seed.values()):
         return None
     classes = next(iter(by_seed.values()))[0]
@@ -68,7 +68,7 @@ def _one(
         e("div", picture, class_="wide"),
         note(
             f"{right:.1f} % of {_count(total)} correct. {_worst(classes, counts, shares)}"
-            + " Counts are in tens, as they left the site; fewer than 10 count as none." * in_tens
+            + " Counts are in tens, as they left the site; fewer than 10 count as none." * tens
         ),
         folded("Counts", numbers) if len(classes) <= TABLE else None,
     )
