@@ -208,10 +208,11 @@ def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
     try:
         wait_for_act(hub, run.folder, "carl", "hold in round 1")
         data.write_bytes(f"{SECRET},{SECRET}\n".encode() * 50)
-        hub.act("carl", {})
+        hub.act("carl", {"offer": "hold"})  # the server asks at once: not before its data is good
         failed = run.wait_for("trouble", site="carl")
     finally:
         data.write_bytes(good)
+        hub.act("carl", {})
     assert (failed["what"], failed["round"], failed["text"]) == ("failed", 1, Code.DATA.public)
     results = run.finish()
     assert troubles(results) == [("failed", "carl", 1), ("failed", "anna", 2)]
