@@ -16,7 +16,7 @@ import pkgutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from formulas import Formulas
+from formulas import Formulas, font
 from links import FILES, RESULTS, ROOT, linked, moved
 from method_page import page_of, table, to_decide_by
 from mkdocs.structure.files import File
@@ -41,7 +41,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+    """Add the generated pages, and the font of formulas."""
+    files.append(File.generated(config, "math.woff", content=font()))
     for name, text in pages():
         files.append(File.generated(config, name, content=text))
     for picture in sorted((ROOT / RESULTS).glob("*.png")):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import markdown
 import pytest
 import typer
 import yaml
+from fontTools.ttLib import TTFont
 
 from fedda import cli, plugins
 from fedda.cli import exits, wire_table
@@ -225,6 +227,7 @@ def test_formulas_are_typeset_and_code_keeps_its_dollars(hooks: Any) -> None:
     html = made(hooks, "A $p_i$ costs `$HOME` or 5 $ each.\n\n$$a_1 * b_2 \\lt c \\tag{eq. 5}$$\n")
     assert "<msub><mi>p</mi><mi>i</mi></msub>" in html and "<code>$HOME</code> or 5 $ each" in html
     assert '</math><span class="number">eq. 5</span></div>' in html and "<em>" not in html
+    assert "<mi>S</mi><mo" in made(hooks, "$S'$"), "a prime is high by itself"
     with pytest.raises(ValueError, match=r"has \\nosuch, which cannot be typeset"):
         made(hooks, "$\\nosuch{x}$")
 
@@ -255,6 +258,9 @@ def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     pages = list(tmp_path.rglob("*.html"))
     assert len(pages) > 40
+    typeset = "".join(re.findall(r"<math.+?</math>", "".join(map(Path.read_text, pages))))
+    drawn = TTFont(tmp_path / "math.woff").getBestCmap()
+    assert {ord(sign) for sign in unescape(re.sub(r"<[^>]*>", "", typeset))} <= {*drawn}
     for page in pages:
         loaded = re.findall(
             r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()
