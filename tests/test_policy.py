@@ -418,6 +418,11 @@ def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path:
     with pytest.raises(BudgetError, match=r"0\.001 MB leave this site in all"):
         spent.leaving(1)
     assert Spent(tmp_path, budget).used() == UsedBudget(rounds=2, tests=1, trainings=2, bytes=1000)
+    spent.path.unlink()
+    for booked in (spent.used, lambda: spent.leaving(1), lambda: spent.request("a", looks=1)):
+        with pytest.raises(DataError, match=r"budget\.db.* is gone; .* Restore it"):
+            booked()
+    assert Spent(tmp_path, budget).used() == UsedBudget(), "a new start begins anew"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """What a server has used of a site's budgets, in a small database on the site's disk.
 
 It is booked before the work and before anything leaves, and is on the disk when the work begins. So
-nothing is given back if the process is ended in between. All runs and all servers count together;
-only deleting the file begins anew.
+nothing is given back if the process is ended in between. All runs and all servers count together.
+Deleting the file begins anew, but not under a client that goes on.
 """
 
 import sqlite3
@@ -41,10 +41,11 @@ class Spent:
 
     def __init__(self, state: Path, budget: Budget) -> None:
         self.path, self._budget = state / FILE, budget
+        self._was_there = self.path.exists()
 
     def used(self) -> UsedBudget:
         """What was used so far."""
-        if not self.path.exists():
+        if not (self._was_there or self.path.exists()):
             return UsedBudget()
         with self._open() as base:
             return _used(base)
@@ -102,7 +103,7 @@ class Spent:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of all noisy steps so far."""
-        if not self.path.exists():
+        if not (self._was_there or self.path.exists()):
             return 0.0
         with self._open() as base:
             return _epsilon(base, delta)
@@ -117,6 +118,11 @@ class Spent:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         """Open the database for one change, which holds as a whole or not at all."""
+        if self._was_there and not self.path.exists():
+            raise DataError(
+                f"{self.path}, which says what was spent of the budgets, is gone; without it "
+                "nothing is answered. Restore it, or start this client again to begin anew."
+            )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with closing(sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)) as base:
@@ -125,6 +131,7 @@ class Spent:
                 with base:  # commits at the end, or takes everything back if there is an error
                     for what, columns in TABLES.items():
                         base.execute(f"CREATE TABLE IF NOT EXISTS {what} {columns}")
+                    self._was_there = True
                     yield base
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
