@@ -15,7 +15,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, Metadata, RecordDict
 from typer.testing import CliRunner
 
-from clients.node import patience, resident
+from clients.node import fleet, patience, resident
 from clients.node.failures import CLOSED, Refused, RunOver, SessionLost, Unreachable, ask
 from clients.node.fleet import Fleet
 from fedda.cli.client import _check_options, _exec_stock, _lock
@@ -503,6 +503,17 @@ def test_a_heartbeat_that_is_not_answered_is_soon_sent_again() -> None:
     node._client = SimpleNamespace(post=post)  # type: ignore[assignment]
     node._beat()
     assert waits == [5.0, 5.0] and node._lost is None
+
+
+@pytest.mark.parametrize(
+    ("took", "wanted"),
+    [(0.01, (5.0, 5.0)), (1.0, (10.0, 5.0)), (5.0, (15.0, 10.0)), (75.0, (15.0, 20.0))],
+)
+def test_a_busy_server_gets_fewer_heartbeats(took: float, wanted: tuple[float, float]) -> None:
+    """A thousand sites that each ask again while it is busy would keep it so for ever."""
+    assert fleet.pace(took) == wanted
+    pause, limit = wanted
+    assert pause + limit + fleet.SOON_S + limit < 2 * fleet.HEARTBEAT_S, "it is called dead"
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_575,
-    "clients/node": 957,
-    "clients/policy": 812,  # leaving.taught, and why atoms and it are false in a fresh file
+    "clients/node": 966,
+    "clients/policy": 819,  # leaving.taught, and why atoms and it are false in a fresh file
     "clients/shared": 575,
     "clients/site": 2_375,
     "fedda": 1_062,  # a write-protected file is not replaced
@@ -35,7 +35,7 @@ BUDGETS = {
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
-    "fedda/ops": 1_297,  # certificates and keys are checked as a server or site starts
+    "fedda/ops": 1_300,  # certificates and keys are checked as a server or site starts
     "fedda/results": 1_278,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
     "fedda/settings": 696,  # errors say settings as arguments

@@ -10,7 +10,9 @@ itself, and raises the exceptions of `failures`.
 import base64
 import contextlib
 import logging
+import random
 import threading
+import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -34,12 +36,15 @@ log = logging.getLogger("fedda.client")
 
 # The server counts a node as dead after twice this time without a heartbeat (its minimum is 10 s).
 HEARTBEAT_S = 30.0
-BEAT_EVERY_S = 5.0
-WAIT_S = 10  # for how long a server may hold a request for work until there is some
+# Seconds between heartbeats, and for the answer to one: at a quiet server, and at most. Two of the
+# longest that are not answered still come before the server gives this node up.
+BEAT_EVERY_S = (5.0, 15.0)
+BEAT_TIMEOUT_S = (5.0, 20.0)
+SOON_S = 1.0  # until a heartbeat that failed is sent again
+WAIT_S = 25  # for how long a server may hold a request for work until there is some
 # Seconds until an unused connection is closed. After 5, as by default, each heartbeat would begin
 # with a new handshake.
 IDLE_S = 60.0
-BEAT_TIMEOUT_S = 5.0  # of a heartbeat, which is soon repeated
 
 A = TypeVar("A", bound=Answer)
 
@@ -132,7 +137,8 @@ class Fleet:
         self.waited = 0.0
         try:
             request = fleet.PullMessagesRequest(node=self._node)
-            answer = self._ask("pull-messages", request, fleet.PullMessagesResponse)
+            held = WAIT_S + http_api.TIMEOUT_S
+            answer = self._ask("pull-messages", request, fleet.PullMessagesResponse, timeout=held)
         except RunOver as error:  # no run is concerned yet, and the session is known
             raise Unreachable(str(error)) from error
         if not answer.messages_list:
@@ -206,14 +212,16 @@ class Fleet:
         request = heartbeat_pb2.SendNodeHeartbeatRequest(
             node=self._node, heartbeat_interval=HEARTBEAT_S
         )
+        took = 0.0
         while not self._ended.is_set():
+            pause, asked = 0.0, time.monotonic()
             try:
-                answer = self._ask("send-node-heartbeat", request, heard, timeout=BEAT_TIMEOUT_S)
+                limit = pace(took)[1]
+                answer = self._ask("send-node-heartbeat", request, heard, timeout=limit)
                 if not answer.success:
                     self._lost = SessionLost()
             except Unreachable:
-                self._ended.wait(1.0)
-                continue
+                pause = SOON_S
             except (SessionLost, RunOver) as error:
                 self._lost = SessionLost(str(error))
             except KeyFileError as error:
@@ -221,10 +229,20 @@ class Fleet:
             except Exception:  # without heartbeats the server would call this site dead
                 if not self._ended.is_set():  # else the client was closed meanwhile
                     log.exception("a heartbeat failed; trying again")
-                self._ended.wait(1.0)
-                continue
+                pause = SOON_S
             if self._lost is not None:
                 if not self._ended.is_set():
                     self._on_lost()
                 return
-            self._ended.wait(BEAT_EVERY_S)
+            took = time.monotonic() - asked
+            self._ended.wait((pause or pace(took)[0]) * random.uniform(0.8, 1.0))
+
+
+def pace(took: float) -> tuple[float, float]:
+    """Seconds until the next heartbeat, and for its answer: a slow answer means a busy server.
+
+    Args:
+        took: how long the last one was on its way, answered or not.
+    """
+    (least, most), (shortest, longest) = BEAT_EVERY_S, BEAT_TIMEOUT_S
+    return min(max(10 * took, least), most), min(max(2 * took, shortest), longest)

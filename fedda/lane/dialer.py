@@ -1,6 +1,7 @@
 """The end of a lane that dials: it connects, and connects again when the connection breaks."""
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from .lane_end import CutOff, LaneEnd
 
 log = logging.getLogger("fedda.client")
 
-RETRY_S = (0.05, 1.0)  # seconds between two attempts to connect: at first, and at most
+# Seconds between two attempts to connect: at first, at most if they fail at once, and at most if
+# they take long: the server is busy then, perhaps with as many sites as this one.
+RETRY_S = (0.05, 1.0, 15.0)
 LOCAL = "unix:"  # how the address of a socket file's folder begins
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", parcels.MOST_FRAME),
@@ -94,12 +97,15 @@ class Dialer:
         """Connect, again whenever a connection breaks -> why that came to nothing."""
         gone_at, pause, cause = time.monotonic() + self._patience, RETRY_S[0], "closed"
         while not self._closing.is_set():
+            began = time.monotonic()
             was, cause = self._connection()
             if was:
-                gone_at, pause = time.monotonic() + self._patience, RETRY_S[0]
-            if time.monotonic() + pause > gone_at:
+                began = time.monotonic()
+                gone_at, pause = began + self._patience, RETRY_S[0]
+            wait = max(pause, min(2 * (time.monotonic() - began), RETRY_S[2]))
+            if time.monotonic() + wait > gone_at:
                 break
-            self._closing.wait(pause)
+            self._closing.wait(wait * random.uniform(0.5, 1.0))  # not all sites at once
             pause = min(2 * pause, RETRY_S[1])
         return cause
 

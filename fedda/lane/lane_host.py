@@ -24,7 +24,7 @@ from .lane_end import CutOff, Ended, LaneEnd
 log = logging.getLogger("fedda.server")
 
 CONNECTIONS = 4096  # at a time; the gateway limits those of one address
-HANDSHAKE_MS, IDLE_MS = 5_000, 10_000  # for a handshake, and for a connection without a call
+HANDSHAKE_MS, IDLE_MS = 20_000, 10_000  # for a handshake, and for a connection without a call
 GRACE_S = 2.0  # for streams to end by themselves
 MOST_SAID = 10  # strangers that the log names; with more, anyone could fill disks
 OPTIONS = [

@@ -153,9 +153,10 @@ class Control:
                     f"the certificate of the server at {self.address} does not fit this folder's "
                     "ca.crt: use the folder that the server was started with"
                 ) from error
-            raise RunError(
-                f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
-            ) from error
+            why = f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
+            if isinstance(error, httpx.ReadTimeout):
+                why = f"the server at {self.address} took a call but is slow to answer: try again"
+            raise RunError(why) from error
 
     def _other(self) -> RunError:
         return RunError(

@@ -19,7 +19,7 @@ PREFER, WAITED = b"prefer", b"x-fedda-waited"
 WHILE = 1.0  # seconds for which a caller waits
 # Sites for which there is nothing to do ask this often in a second, all of them together, but each
 # of them after so many seconds at the latest.
-SPREAD, LONGEST = 100.0, 10.0
+SPREAD, LONGEST = 40.0, 25.0
 
 
 @dataclass
