@@ -10,6 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,8 @@ from clients.policy.rules import MOST_CLASSES, MOST_PARAMETERS, Budget, Policy, 
 from clients.site import state
 from clients.site.memory import Site, resident
 from clients.site.request import Request
-from fedda import models, records
+from fedda import models, records, wire
+from fedda.algorithms import fedavg
 from fedda.cli import app
 from fedda.cli.client import app as client_command
 from fedda.config import ModelConfig
@@ -46,11 +49,16 @@ from fedda.errors import (
     public,
 )
 from fedda.exchange import Group, Invitation
+from fedda.methods import Hop, Phase
 from fedda.settings import Task
+from fedda.wire import Part, Rule
+from fedda.wire.packing import Kind
 from tests.local_grid import Bench, Node, make_domains
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
+
+Hops = Mapping[str, Hop]
 
 
 def policy(text: str, folder: Path) -> Policy:
@@ -229,6 +237,50 @@ def test_what_made_teachers_could_choose_leaves_no_fresh_site(
     ask(fresh, "sealed")
     ask(fresh.replace("taught = false", "taught = true"), "open")
     ask("", "open")
+
+
+TO_MODEL = Rule(wire.MODEL)
+HEARS: Hop = {"target": Part(Rule({"expert": Kind.MODEL}), Rule(numbers=frozenset({wire.STEPS})))}
+TAUGHT: dict[str, Hops] = {
+    "other names": {"learn": {"target": Part(Rule({"expert/*": Kind.MODEL}), TO_MODEL)}},
+    "one that may come": {"learn": {"target": Part(Rule(optional={"head": Kind.MODEL}), TO_MODEL)}},
+    "in another hop": {"hear": HEARS, "learn": {"target": Part(TO_MODEL, TO_MODEL)}},
+    "means as labels": {"learn": {"target": Part(Rule({"means": Kind.STATISTICS}), TO_MODEL)}},
+    "atoms": {"learn": {"target": Part(Rule({"atoms": Kind.ATOMS}), Rule(optional=wire.MODEL))}},
+    "called so alone": {"learn": {"target": Part(Rule({"discriminator": Kind.MODEL}), TO_MODEL)}},
+}
+SUMMED: Hop = {
+    "target": Part(
+        Rule(wire.MODEL, optional={"discriminator/*": Kind.MODEL}),
+        Rule(wire.MODEL),
+        frozenset({"gradient/*"}),
+    )
+}
+JUDGED: Hop = {"target": Part(Rule({"candidate/*": Kind.MODEL}), Rule(), judges=True)}
+FREE: dict[str, Hops] = {
+    "the run's own model": {"learn": {"target": Part(TO_MODEL, TO_MODEL)}},
+    "its own copies of discriminators": {"learn": SUMMED},
+    "judged only": {"hear": JUDGED, "learn": {"target": Part(TO_MODEL, TO_MODEL)}},
+    "which stays": {"learn": HEARS},
+}
+
+
+@pytest.mark.parametrize("what", [*TAUGHT, *FREE])
+def test_what_teaches_a_target_is_known_by_the_contract_and_not_by_its_name(
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    phase = Phase("train", {"train": fedavg.TRAIN, **(TAUGHT | FREE)[what]})
+    monkeypatch.setattr(fedavg, "METHOD", replace(fedavg.METHOD, phases=(phase,)))
+    task = a_bench(domains, "fedavg").task
+    heading = {"phase": "train", "hop": "learn", "part": "target", "round": 1}
+    rules = policy(describe.FRESH.replace(describe.IMAGES, '["*"]'), tmp_path)
+    request = Request.make(task.flat(), heading, {})
+    if what in FREE:
+        Gate(rules).admit(request)
+        return
+    with pytest.raises(PolicyError, match=r"leaving\.taught.* fedavg has no seal"):
+        Gate(rules).admit(request)
+    Gate(policy("", tmp_path)).admit(request)
 
 
 def test_a_site_chooses_which_normalisation_it_takes(domains: list[Node], tmp_path: Path) -> None:

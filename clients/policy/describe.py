@@ -39,9 +39,10 @@ hidden = 512                 # units of a layer between network and head
 
 [leaving]                    # what may leave this site
 models = true
-# A target's model that learnt what other models say which the server sent in the open, as in KD3A
-# without a seal: one that makes these up lets a step show a single image. With --key and --peers
-# at all sites they come sealed by the sources, and this may stay false.
+# A model that learnt what other models say which the server sent in the open, as in KD3A without a
+# seal and FACT, or a target's that learnt of atoms or means: a server that makes these up lets a
+# step show a single image. With --key and --peers at all sites KD3A's come sealed by the sources,
+# and this may stay false.
 taught = false
 # FedDaDiL's points: each goes straight to one example, so a server computes features of more than
 # half of a site from one round. true where features may be known.
@@ -128,7 +129,7 @@ def words(policy: Policy) -> Iterator[str]:
     may, not_ = ([k for k, v in kinds.items() if v is yes] for yes in (True, False))
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
     called["classes"] = "answers to tests by class, in tens"
-    called["taught"] = "a target's models that learnt from models sent in the open"
+    called["taught"] = "models that learnt from others sent in the open"
     yield f"May leave: {_listed([called.get(k, k) for k in may])}."
     if not_:
         yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."

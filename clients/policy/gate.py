@@ -16,9 +16,10 @@ from fedda.errors import PolicyError
 from fedda.exchange import Invitation
 from fedda.secure.accountant import Steps
 from fedda.settings import Task
-from fedda.wire import LOOK, Part
+from fedda.wire import LOOK, Part, Rule
 from fedda.wire.packing import Kind, Packed
 
+from ..site.crafted import GROWING
 from ..site.request import Request
 from . import sizes
 from .budget import Spent
@@ -29,6 +30,8 @@ WORDS |= {Kind.STATISTICS: "statistics"}
 WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
 
 NOTHING = Part()
+MODELS = {Kind.MODEL, Kind.MASKED}
+LABELLING = {Kind.ATOMS, Kind.STATISTICS}  # by which a part without labels can label its examples
 
 
 class Gate:
@@ -77,6 +80,7 @@ class Gate:
         self._check_named("phase", phase, self.policy.allow.phases)
         self._check_task(task)
         self._check_kinds(request)
+        self._check_taught(request)
         self._check_noise(request)
         if request.exchange is not None:
             self._check_exchange(request.exchange.invitation)
@@ -231,6 +235,23 @@ class Gate:
                 f"'{request.hop[:40]}' of {request.task.method} says how good models are."
             )
 
+    def _check_taught(self, request: Request) -> None:
+        """No model leaves of a part that is taught in the open, in this hop or another one."""
+        task, leaves = request.task, request.contract.leaves
+        if self.policy.leaving.taught or not MODELS & _kinds(leaves):
+            return
+        parts = (s.phase.part(hop, request.part) for s in task.stages for hop in s.phase.hops)
+        if names := [name for part in parts if part for name in teaching(part)]:
+            way = "Start every site with --key and --peers, so that they come sealed (which "
+            way += "kd3a.heads=local has not)"
+            if not hasattr(task.options, "relay"):
+                way = f"{task.method} has no seal for them: take another method"
+            raise PolicyError(
+                "The policy lets no model leave that learnt from what the server sent in the open, "
+                f"here '{names[0]}' (leaving.taught): a server that makes it up reads single "
+                f"images. {way}, or set taught = true."
+            )
+
     def _check_noise(self, request: Request) -> None:
         """Under a policy of noise a source does nothing but DP-SGD; its tests are checked there."""
         privacy, part = self.policy.privacy, request.contract
@@ -258,14 +279,6 @@ class Gate:
         word = "look" if contract is LOOK else WORDS.get(kind)
         if word and not getattr(self.policy.leaving, word):
             raise PolicyError(f"The policy lets no {word} leave (leaving.{word}).")
-        taught = any(name.startswith("teacher/") for name in contract.enters.arrays)
-        if kind is Kind.MODEL and taught and not self.policy.leaving.taught:
-            raise PolicyError(
-                "The policy lets no model leave that learnt what models sent in the open say "
-                "(leaving.taught): a server that makes them up reads single images. Start every "
-                "site with --key and --peers, so that they come sealed (which kd3a.heads=local has "
-                "not), or set taught = true."
-            )
         # A target that opens sealed models sends back their mean.
         mean = Kind.SEALED in contract.enters.arrays.values()
         if kind is Kind.MODEL and self.policy.secure.demand and not mean:
@@ -281,3 +294,23 @@ class Gate:
                 f"The request asks for {len(invitation.groups)} groups of gradients with "
                 f"{values:,} values together; this site takes {most:,} at most."
             )
+
+
+def teaching(part: Part) -> list[str]:
+    """What enters a part, in the open, that can say what the part's examples are.
+
+    By the contract, whatever it is called: each model but the run's own, and atoms and means where
+    the part has no labels. Not discriminators whose gradients are summed, as sites keep their own
+    copies, nor models that the part only judges.
+    """
+    if part.judges and not _kinds(part.leaves):
+        return []
+    kinds = {Kind.MODEL} if part.labels else {Kind.MODEL, *LABELLING}
+    enters = {**part.enters.arrays, **part.enters.optional}
+    own = [n for n in enters if n == "model" or (part.gradients and n.startswith(GROWING))]
+    return [name for name, kind in enters.items() if kind in kinds and name not in own]
+
+
+def _kinds(rule: Rule) -> set[Kind]:
+    """The kinds of arrays of a rule."""
+    return {*rule.arrays.values(), *rule.optional.values()}

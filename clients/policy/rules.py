@@ -75,7 +75,8 @@ class Limits(Section):
 class Leaving(Section):
     """What may leave the site, by its kind (`fedda.wire.packing.Kind`), and the numbers of tests.
 
-    taught  a target's model that learnt what models sent in the open say (KD3A without a seal)
+    taught  a model that learnt what other models say, or a target's that learnt of atoms or means,
+            which the server sent in the open (KD3A without a seal, FACT)
     classes how many tests of each class are answered how, in tens, in a training's last test
     look    what `fedda look` asks for (`clients.site.site_statistics`): not unless it says so
     """
