@@ -45,7 +45,7 @@ models = true
 # and this may stay false.
 taught = false
 # FedDaDiL's points: each goes straight to one example, so a server computes features of more than
-# half of a site from one round. true where features may be known.
+# half of a site from one round, and other sites can from the mean. true where all may know them.
 atoms = false
 # Means of a target's inputs per predicted class, over min-images or more; one answer a training. A
 # server that asks in two, with models that differ about one example, can subtract them: true where

@@ -15,7 +15,9 @@ transport itself is `fedda.maths.optimal_transport`.
 No message holds alpha, but with SGD a reply nearly reveals it: a site moves atom k in proportion to
 alpha_k (the gradient of eq. 11), so the lengths of these moves have the ratios of its coordinates.
 Each point moves straight to the example that the plan matches it with, so from both the server has
-that example's features. A site's policy decides whether atoms leave (`leaving.atoms`).
+that example's features. The mean of all versions hides little of this: where features are often 0,
+the shares of the sites in it can be told apart, by any site that gets it. A site's policy decides
+whether atoms leave (`leaving.atoms`).
 """
 
 import math
