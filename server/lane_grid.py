@@ -30,9 +30,8 @@ from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
 from fedda.lane.parcels import Incoming
 from fedda.ops.address import Address
+from fedda.ops.allocator import one_pool
 from fedda.ops.spawn import LANES, WORK
-
-from .allocator import one_pool
 
 log = logging.getLogger("fedda.server")
 

@@ -11,7 +11,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_575,
-    "clients/node": 966,
+    "clients/node": 968,
     "clients/policy": 840,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_375,
@@ -35,12 +35,12 @@ BUDGETS = {
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
-    "fedda/ops": 1_300,  # certificates and keys are checked as a server or site starts
+    "fedda/ops": 1_309,  # how malloc keeps memory, which was the server's
     "fedda/results": 1_278,  # accuracies by class are bounds where sites count in tens
     "fedda/secure": 450,
     "fedda/settings": 696,  # errors say settings as arguments
     "fedda/wire": 377,
-    "server": 2_497,  # a failure of a site comes with the error of a run in one process
+    "server": 2_488,  # a failure of a site comes with the error of a run in one process
     "server/superlink": 1_450,
     "server/watching": 375,
     "strategies": 1_250,

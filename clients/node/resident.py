@@ -21,6 +21,7 @@ from fedda import __version__
 from fedda.errors import Code, code_of
 from fedda.lane.parcels import Incoming
 from fedda.ops import certificate, keys, refusal
+from fedda.ops.allocator import one_pool
 
 from .failures import RunOver, SessionLost
 from .fleet import Fleet
@@ -205,6 +206,7 @@ def serve(
             offers=offers,
         )
 
+    one_pool(large=2**26, spare=2**28)
     lanes = Lanes(superlink, tell, most_bytes)
     with _signals(), Interrupt() as interrupt:
         try:
