@@ -187,8 +187,12 @@ class Method:
     coordinates: "Callable[[Any, Tensor, Tensor, Tensor, Generator], Signature] | None" = None
 
     def __post_init__(self) -> None:
+        assert isinstance(self.phases, tuple), "phases must be a tuple of Phase"
+        assert all(isinstance(phase, Phase) for phase in self.phases), "each phase must be a Phase"
+        assert self.phases, "a method needs a phase"
+        assert isinstance(self.presets, Mapping), "presets must be a dict of settings by name"
         names = [phase.name for phase in self.phases]
-        assert names and len(set(names)) == len(names), "phases need names of their own"
+        assert len(set(names)) == len(names), "phases need names of their own"
         assert all(phase.rounds for phase in self.phases[:-1]), "only the last phase is open-ended"
         assert not self.phases[-1].prepares, "the last phase is what the others prepare a model for"
 

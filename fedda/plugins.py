@@ -26,7 +26,7 @@ A package adds them as entry points in its pyproject.toml:
     tent = "fedda_tent.cli:tent"    # a function or an app of typer: `fedda tent`; fedda's own win
 
     [project.entry-points."fedda.listeners"]
-    mail = "fedda_tent.mail:mail"    # (results, folder) -> None, when `fedda run` has ended
+    mail = "fedda_tent.mail:mail"    # (results.json as a dict, folder) -> None, after `fedda run`
 
     [project.entry-points."fedda.pages"]
     live = "fedda_tent.page:page"    # (Snapshot, run, version) -> HTML, which a server shows
@@ -41,6 +41,7 @@ fedda's own pyproject.toml adds, from `fedda/contrib`, is fedda's own.
 
 import pkgutil
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,13 +49,14 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 from fedda import algorithms, halves
 from fedda.config import AUGMENTATIONS, NETWORKS
 from fedda.config.sections import Scalar, Section, flatten, unflatten, validate
-from fedda.errors import ConfigError, FeddaError, PolicyError
+from fedda.errors import ConfigError, FeddaError, PolicyError, RunError
 from fedda.methods import Method, PartName
 from fedda.ops.distributions import ANY, check_allowed
 
@@ -251,6 +253,36 @@ def lending(group: Group, name: str, value: Any) -> Iterator[None]:
         del _LENT[group][name]
 
 
+@contextmanager
+def blaming(method: str) -> Iterator[None]:
+    """Let an error in another package's method name the package, and the line of its code.
+
+    Raises:
+        RunError: instead of that error.
+    """
+    try:
+        yield
+    except FeddaError:
+        raise
+    except Exception as error:
+        if origin(method) == OWN:
+            raise
+        raise RunError(f"{method} of {origin(method)} {failed(error)}") from error
+
+
+def failed(error: Exception) -> str:
+    """How something failed, in words: with the line of an added method's code, if it has one."""
+    what = f"with {type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, FeddaError) or not frames:
+        return f"failed {what}"
+    added = [each.value for each in installed("methods").values() if each.origin != OWN]
+    folders = [folder for package in added for folder in getattr(package, "__path__", ())]
+    own = [f for f in frames if any(Path(f.filename).is_relative_to(d) for d in folders)]
+    at = (own or frames)[-1]
+    return f"failed at {at.filename}:{at.lineno} (in {at.name}) {what}"
+
+
 def restrict(allowed: tuple[str, ...]) -> None:
     """Use only these packages in this process from now on, and import no others.
 
@@ -377,6 +409,8 @@ def _method_of(package: Any, point: EntryPoint) -> Method:
 
 def _check_settings(made: Method) -> None:
     """Check a method's settings: every run holds them, even one that does not train the method."""
+    if not isinstance(made.title, str):
+        raise ConfigError(f"its title is {made.title!r}; it must be a text.")
     if not (isinstance(made.config, type) and issubclass(made.config, Section)):
         raise ConfigError("its config is not a class derived from fedda.config.sections.Section.")
     defaults = flatten(validate(made.config, {}, made.name).model_dump(by_alias=True))

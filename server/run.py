@@ -134,7 +134,8 @@ class Trainings:
             journal=self.journal,
             earlier=sequence.adapted(self.folder, task_for(config, method, seed, aim), aim),
         )
-        result = training.run()
+        with plugins.blaming(method):
+            result = training.run()
         self.curves.finished(result)
         self.done[method].append(result)
         # A site may be back under another node id.

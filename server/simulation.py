@@ -18,7 +18,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedda import models
+from fedda import models, plugins
 from fedda.data import Description, Reading, describe, domains
 from fedda.data.form import AS_IT_IS
 from fedda.errors import ConfigError, QuorumError, RunError
@@ -180,8 +180,7 @@ def simulate(
         except QuorumError as error:
             for (site, _), (first, _, told) in failures.items():
                 if told in str(error):
-                    said = f"{site} failed with {type(first).__name__}: {first}"
-                    raise QuorumError(f"{error} {said}") from first
+                    raise QuorumError(f"{error} {site} {plugins.failed(first)}") from first
             raise
     with tempfile.TemporaryDirectory(prefix="fedda-") as folder:  # where sites sum gradients
         os.environ[LANES] = folder

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedda import records
-from fedda.errors import NotFiniteError, QuorumError
+from fedda.errors import ConfigError, NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
@@ -407,8 +407,34 @@ class FedDA(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Finish the round, and return the next model and the round's numbers."""
-        model, numbers = self.combine(replies)
-        return self.packed(model), MetricRecord(dict(numbers))
+        model, numbers = self.combined(self.combine(replies))
+        return self.packed(model), numbers
+
+    def combined(self, returned: Any) -> tuple[Arrays, MetricRecord]:
+        """What `combine` returned, as the next model, laid out as the last one, and numbers.
+
+        Raises:
+            ConfigError: it is something else. Other shapes would be read as other weights.
+        """
+        by = f"combine of {type(self).__module__}.{type(self).__qualname__} returned"
+        try:
+            model, told = returned
+            found, numbers = {n: np.asarray(a) for n, a in model.items()}, MetricRecord(dict(told))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{by} a {type(returned).__name__} that cannot be used ({error}); it must return "
+                "the next model, a dict of arrays by name, and a dict of numbers, as FedAvg's does."
+            ) from error
+        entries = self.global_model.manifest.entries
+        shapes, made = ({e.name: e.shape for e in entries}, {n: a.shape for n, a in found.items()})
+        for name in {**shapes, **made}:
+            if shapes.get(name) != made.get(name):
+                shape, wanted = (each.get(name, "missing") for each in (made, shapes))
+                raise ConfigError(
+                    f"{by} another model than the run's: the shape of '{name}' is {shape}, and in "
+                    f"the run's model {wanted}."
+                )
+        return {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}, numbers
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -28,7 +28,7 @@ from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
-from fedda.errors import Code, ConfigError, DataError, ModelError
+from fedda.errors import Code, ConfigError, DataError, ModelError, RunError
 from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
@@ -198,6 +198,8 @@ def more():
 def hello(name: str = "you"):
     '''Say hello.'''
     print("hello", name)
+def odd(x: dict = {}):
+    pass
 def mail(results, folder):
     print(folder.name, *results["trainings"])
 """
@@ -205,6 +207,7 @@ ADDED = """hello = tent_package.cli:hello
 run = tent_package.cli:hello
 data.hello = tent_package.cli:hello
 two = tent_package.cli:app
+odd = tent_package.cli:odd
 broken = tent_package.cli:nothing"""
 
 
@@ -218,6 +221,7 @@ def test_commands_of_another_package_are_found_where_they_are_put(install: Insta
     _, said, noted = cli("--help")
     assert "Run a method over sites" in said
     assert noted.count("the command run itself, so that of tent_package 1.0 is left out") == 1
+    assert "odd of tent_package 1.0 is left out (RuntimeError: Type not yet supported" in noted
     assert cli("broken")[0] == 2 and reasons("broken")
 
 
@@ -354,10 +358,12 @@ def test_listings_say_where_each_thing_is_from(install: Install) -> None:
     add_tent(install)
     install("nets", {"models": "linear = nets:build"}, {"__init__": NETWORK})
     install("tables", {"data": "csv = tables:open_table"}, {"__init__": READER})
+    install("greeting", {"commands": "hi = greeting:hi"}, {"__init__": "def hi(): 'Greet.'"})
     code, out, err = cli("methods")
     assert code == 0 and not err
     assert "tent       Tent: a method of another package. (tent_package 1.0)" in out
     assert "linear     A linear encoder. (nets 1.0)" in out
+    assert "hi         Greet. (greeting 1.0)" in out and "commands" in out and "ended" not in out
     assert "csv        Tables of numbers as .csv files. (tables 1.0)" in out
     (own,) = [line for line in out.splitlines() if line.startswith("fedavg ")]
     assert not own.endswith(")")
@@ -391,6 +397,55 @@ def test_an_added_method_can_be_run(
     assert results["final_accuracy"] is not None
 
 
+STRATEGY = """
+from fedda.strategies.fedavg import FedAvg
+class Faulty(FedAvg):
+    def combine(self, replies):
+        model, numbers = super().combine(replies)
+        return RETURNED
+STRATEGY = Faulty
+"""
+RETURNED = "combine of tent_package.strategy.Faulty returned"
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("{n: a.T for n, a in model.items()}, numbers", rf"{RETURNED} another .*\(64, 16\), and"),
+        ("{n: a for n, a in model.items() if 'h' not in n}, {}", f"{RETURNED} .* is missing, and"),
+        ("model | {'more': model['head.bias']}, {}", rf"{RETURNED} .*'more' is .* model missing\."),
+        ("model", f"{RETURNED} a dict that cannot be used .* and a dict of numbers"),
+        ("None, numbers", f"{RETURNED} a tuple that cannot be used"),
+        ("model, {'loss': object()}", f"{RETURNED} a tuple that cannot be used .*valid type"),
+        (
+            "None + 1",
+            r"tent of tent_package 1.0 failed at .*strategy\.py:6 \(in combine\) with Type",
+        ),
+    ],
+)
+def test_what_an_added_strategy_returns_wrongly_is_named(
+    install: Install,
+    domains: list[Node],
+    runs: dict[str, str],
+    fresh_sites: None,
+    returned: str,
+    why: str,
+) -> None:
+    add_tent(install, strategy=STRATEGY.replace("RETURNED", returned))
+    with pytest.raises((ConfigError, RunError), match=why):
+        run(domains, runs | {"method": "tent", "rounds": 1})
+
+
+def test_an_added_strategy_may_return_its_arrays_in_any_order_and_precision(
+    install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
+) -> None:
+    plain, _ = run(domains, runs | {"method": "fedavg", "rounds": 2})
+    other = "{n: model[n].astype('f8') for n in reversed(model)}, numbers"
+    add_tent(install, strategy=STRATEGY.replace("RETURNED", other))
+    found, _ = run(domains, runs | {"method": "tent", "rounds": 2, "run.name": "other"})
+    assert found["final_accuracy"] == plain["final_accuracy"]
+
+
 BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "cannot be imported": ({"__init__": "import gone_package"}, "No module named 'gone_package'"),
     "has no METHOD": ({"algorithm": ""}, "tent_package.algorithm has no METHOD"),
@@ -401,6 +456,12 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "has an odd preset": (
         {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
         "no setting 'tent.place'",
+    ),
+    "has a number for a title": ({"algorithm": ALGORITHM.replace('"Tent"', "7")}, "its title is 7"),
+    "has one phase": ({"algorithm": ALGORITHM.replace(",)\n", ")\n")}, "a tuple of Phase"),
+    "has a list of presets": (
+        {"algorithm": ALGORITHM.replace('{"paper": {"pace": 0.1}}', '["paper"]')},
+        "presets must be a dict",
     ),
 }
 

@@ -15,10 +15,10 @@ BUDGETS = {
     "clients/policy": 840,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_062,  # a write-protected file is not replaced
+    "fedda": 1_090,  # an error in an added method names it and the line
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
-    "fedda/cli": 2_847,  # an option of several values that comes twice is refused
+    "fedda/cli": 2_853,  # added commands and listeners are listed, and one that fails is left out
     "fedda/config": 400,
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,
@@ -43,7 +43,7 @@ BUDGETS = {
     "server": 2_488,  # a failure of a site comes with the error of a run in one process
     "server/superlink": 1_450,
     "server/watching": 375,
-    "strategies": 1_250,
+    "strategies": 1_264,  # what an added strategy returns is checked
     "strategies/sites": 775,
 }
 NO_CODE = {

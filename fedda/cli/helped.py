@@ -84,7 +84,6 @@ class OpenGroup(TyperGroup):
         return super().list_commands(ctx)
 
     def _add(self) -> None:
-        added = typer.Typer()
         for full, each in plugins.installed("commands").items():
             place, _, name = full.rpartition(".")
             if place != (self.name or "") or name in self._added:
@@ -94,14 +93,18 @@ class OpenGroup(TyperGroup):
                 said = f"note: fedda has the command {name} itself, so that of {each.origin} is "
                 echo(f"{said}left out; its package has to give it another name", err=True)
                 continue
-            if isinstance(each.value, typer.Typer):
-                added.add_typer(each.value, name=name)
-            else:
-                added.command(name)(each.value)
-        for name, command in typer.main.get_group(added).commands.items():
-            _join(command)
-            self.commands[name] = command
             self._added.add(name)
+            added = typer.Typer()
+            try:
+                if isinstance(each.value, typer.Typer):
+                    added.add_typer(each.value, name=name)
+                else:
+                    added.command(name)(each.value)
+                self.commands.update(typer.main.get_group(added).commands)
+                _join(self.commands[name])
+            except Exception as error:  # of another package: the other commands stay
+                why = f"{type(error).__name__}: {error}"
+                echo(f"note: {name} of {each.origin} is left out ({why})", err=True)
 
 
 class HelpedGroup(OpenGroup):

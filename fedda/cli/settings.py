@@ -39,6 +39,8 @@ def methods(
     _show_added("models", "networks that other packages add, for model.name:")
     _show_added("data", "readers that other packages add, for --data:")
     _show_added("augment", "augmentations that other packages add, for train.augment:")
+    _show_added("commands", "commands that other packages add:")
+    _show_added("listeners", "what other packages do once a run has ended:")
     for each in [*plugins.broken(), *unfinished]:
         echo(str(each), err=True)
 
@@ -82,10 +84,11 @@ def settings(
 
 def _show_added(group: plugins.Group, title: str) -> None:
     """Print what other packages add to a group, and which packages; nothing if none does."""
-    if installed := plugins.installed(group):
+    added = [each for each in plugins.installed(group).values() if each.origin != plugins.OWN]
+    if added:
         echo(f"\n{title}")
-    for added in installed.values():
-        echo(f"{added.name:10} {added.about}{_from(added.origin)}")
+    for each in added:
+        echo(f"{each.name:10} {each.about}{_from(each.origin)}")
 
 
 def _from(origin: str) -> str:
