@@ -137,7 +137,7 @@ class Fleet:
         self.waited = 0.0
         try:
             request = fleet.PullMessagesRequest(node=self._node)
-            held = WAIT_S + http_api.TIMEOUT_S
+            held = httpx.Timeout(http_api.TIMEOUT_S, read=WAIT_S + http_api.TIMEOUT_S)
             answer = self._ask("pull-messages", request, fleet.PullMessagesResponse, timeout=held)
         except RunOver as error:  # no run is concerned yet, and the session is known
             raise Unreachable(str(error)) from error
