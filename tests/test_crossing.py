@@ -194,7 +194,7 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
         assert set(entry["headers"]) <= HEADERS, set(entry["headers"]) - HEADERS
         assert set(entry["answered"]) <= ANSWERED, set(entry["answered"]) - ANSWERED
         assert entry["headers"]["user-agent"] == "fedda"
-        assert entry["headers"]["prefer"] == "wait=10"
+        assert entry["headers"]["prefer"] == "wait=25"
         assert float(entry["answered"].get("x-fedda-waited", 0)) < 60
         more = fields(parsed(asked, entry["body"])) - may_ask
         assert not more, (name, more)

@@ -95,7 +95,7 @@ def test_the_more_sites_wait_the_longer_each_does(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(waiting, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": timeout}))
     asyncio.run(play())
-    assert kept == [1.0, 1.0, 1.0, 1.0, 5.0, 2.0, 10.0, 2.0]
+    assert kept == [1.0, 1.0, 2.5, 2.0, 12.5, 2.0, 25.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,9 @@ def main() -> None:
                     troubles += len(seen.results["events"])
                     for trouble in seen.results["events"]:
                         live.say(str(trouble))
-                    ends.append((time.time(), seen.rounds[-1].used["run"]))
+                    # At the last look the program may have ended already.
+                    last = next(look for look in reversed(seen.rounds) if "run" in look.used)
+                    ends.append((time.time(), last.used["run"]))
                     used = {name: s[-1][1] for name, s in sampler.samples.items()}
                     live.say(f"{done} runs: {used}, {ends[-1][1]}")
             minutes = (time.time() - began) / 60
