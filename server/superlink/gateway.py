@@ -23,6 +23,7 @@ from fedda import flower
 from fedda.errors import RunError
 from fedda.ops import spawn, system
 from fedda.ops.address import Address
+from fedda.ops.allocator import one_pool
 from fedda.ops.flwr_home import OFFLINE
 
 from ..watching.console import Told
@@ -95,6 +96,7 @@ def run(
     Raises:
         RunError: a port is taken, or flwr's own programs are missing.
     """
+    one_pool()
     spawn.adopt_orphans()
     os.environ.update({**OFFLINE, spawn.SERVER_PID: str(os.getpid())})
     os.environ.setdefault(TASK_POLL, "0.1")
