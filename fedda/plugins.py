@@ -262,10 +262,8 @@ def blaming(method: str) -> Iterator[None]:
     """
     try:
         yield
-    except FeddaError:
-        raise
     except Exception as error:
-        if origin(method) == OWN:
+        if isinstance(error, FeddaError) or origin(method) == OWN:
             raise
         raise RunError(f"{method} of {origin(method)} {failed(error)}") from error
 

@@ -482,7 +482,9 @@ def test_a_failure_of_a_site_comes_with_the_run_s_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(fedavg.Source, "train", train)
-    with pytest.raises(QuorumError, match=rf"a failed .*with {cause.__name__}: .*{text}") as raised:
+    place = r"at \S+\.py:\d+ \(in \w+\) " if cause is KeyError else ""
+    what = rf"a failed {place}with {cause.__name__}: .*{text}"
+    with pytest.raises(QuorumError, match=what) as raised:
         fedda.simulate(sites(), target="t", method="fedavg", **FEW)
     assert isinstance(raised.value.__cause__, cause)
     whole = [record for record in caplog.records if record.exc_info]

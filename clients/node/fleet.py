@@ -212,16 +212,15 @@ class Fleet:
         request = heartbeat_pb2.SendNodeHeartbeatRequest(
             node=self._node, heartbeat_interval=HEARTBEAT_S
         )
-        took = 0.0
+        _, limit = pace(0.0)
         while not self._ended.is_set():
-            pause, asked = 0.0, time.monotonic()
+            asked, failed = time.monotonic(), False
             try:
-                limit = pace(took)[1]
                 answer = self._ask("send-node-heartbeat", request, heard, timeout=limit)
                 if not answer.success:
                     self._lost = SessionLost()
             except Unreachable:
-                pause = SOON_S
+                failed = True
             except (SessionLost, RunOver) as error:
                 self._lost = SessionLost(str(error))
             except KeyFileError as error:
@@ -229,13 +228,13 @@ class Fleet:
             except Exception:  # without heartbeats the server would call this site dead
                 if not self._ended.is_set():  # else the client was closed meanwhile
                     log.exception("a heartbeat failed; trying again")
-                pause = SOON_S
+                failed = True
             if self._lost is not None:
                 if not self._ended.is_set():
                     self._on_lost()
                 return
-            took = time.monotonic() - asked
-            self._ended.wait((pause or pace(took)[0]) * random.uniform(0.8, 1.0))
+            pause, limit = pace(time.monotonic() - asked)
+            self._ended.wait((SOON_S if failed else pause) * random.uniform(0.8, 1.0))
 
 
 def pace(took: float) -> tuple[float, float]:
