@@ -492,3 +492,17 @@ def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
     assert "--columns is given 2 times" in CliRunner().invoke(app, twice).output
     again = CliRunner().invoke(app, [*words[:4], "--target", "a", "--dir", "x", "--dir", "y"])
     assert "is given" not in again.output  # a script's last word
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["data", "check", ""], "DIR"),
+        (["run", "fedavg", "--simulate", ".", "-c", ""], "-c"),
+        (["superlink", "--dir", ""], "--dir"),
+        (["client", "--role", "source", "--data", ""], "--data"),
+    ],
+)
+def test_an_empty_value_is_not_the_current_folder(given: list[str], named: str) -> None:
+    found = CliRunner().invoke(app, given)
+    assert found.exit_code == 2 and f"{named} is empty" in found.output

@@ -18,7 +18,7 @@ BUDGETS = {
     "fedda": 1_090,  # an error in an added method names it and the line
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
-    "fedda/cli": 2_853,  # added commands and listeners are listed, and one that fails is left out
+    "fedda/cli": 2_860,  # an empty value is refused
     "fedda/config": 400,
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,

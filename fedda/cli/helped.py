@@ -34,23 +34,31 @@ def _join(command: click.Command) -> None:
         params[name].help = " ".join(told.split())
     for each in getattr(command, "commands", {}).values():
         _join(each)
-    if SEVERAL & params.keys():
-        _once(command)
+    if params:
+        _strict(command)
 
 
-def _once(command: click.Command) -> None:
-    """Let a command refuse an option of several values, `SEVERAL`, that comes twice.
+def _strict(command: click.Command) -> None:
+    """Let a command refuse an empty value, and an option of `SEVERAL` values that comes twice.
 
-    Click takes the last one, silently. Of others that is what a script's last word is for.
+    An empty path would be the current folder, where a script's variable is not set. Of options
+    that come twice click takes the last, silently; of one value that is what a script wants.
     """
     parse = command.parse_args
 
     def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
-        given = [] if ctx.resilient_parsing else command.make_parser(ctx).parse_args([*args])[2]
-        for each, count in Counter(p for p in given if p.name in SEVERAL).items():
-            if count > 1:
-                said = f"{each.opts[0]} is given {count} times"
-                raise click.UsageError(f"{said}: write several values as one, with commas.", ctx)
+        if ctx.resilient_parsing:
+            return parse(ctx, args)
+        values, _, given = command.make_parser(ctx).parse_args([*args])
+        for each, count in Counter(given).items():
+            said = each.opts[0] if isinstance(each, click.Option) else each.human_readable_name
+            value = values[each.name]
+            if "" in (value if isinstance(value, list | tuple) else [value]):
+                why = "is empty: give a value, and see whether a variable of your shell is not set"
+                raise click.UsageError(f"{said} {why}.", ctx)
+            if count > 1 and each.name in SEVERAL:
+                text = f"is given {count} times: write several values as one, with commas"
+                raise click.UsageError(f"{said} {text}.", ctx)
         return parse(ctx, args)
 
     command.parse_args = parse_args  # type: ignore[method-assign]
