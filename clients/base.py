@@ -393,14 +393,14 @@ class Client:
             notes.refined(self, refined)
         held, p = self.site.tested_on(self.task), None
         if held is not None:
-            p = self.predict(held.x)
+            p = self.checked(self.predict(held.x))
             loss = float(F.nll_loss(p.clamp_min(1e-12).log(), held.y))
             numbers |= {"loss": self.privatise(LOSS, loss, len(held)), "tested": len(held)}
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             if refined is not None:
                 others["accuracy-refined"] = models.predict(refined.model, held.x)
             for name, q in {"accuracy": p, **others}.items():
-                right = output_privacy.right(self.checked(q), held.y)
+                right = output_privacy.right(self.checked(q, counted=True), held.y)
                 numbers[name] = self.privatise(ACCURACY, right, len(held))
                 told = name.replace("accuracy", "answers")
                 if request.is_last and told in ANSWERS and self.site.tells_classes(self.task):
@@ -409,10 +409,15 @@ class Client:
         notes.tested(self, held, p)
         return numbers
 
-    def checked(self, p: Tensor) -> Tensor:
-        """Return the answers (N, C) of a predictor, if they are those of a trained network."""
+    def checked(self, p: Tensor, counted: bool = False) -> Tensor:
+        """Return the answers (N, C) of a predictor, if they are those of a trained network.
+
+        Args:
+            p: the answers.
+            counted: whether only the most probable classes count; refined ones are often sure.
+        """
         if not self.site.reproducible:  # in an experiment, a training that failed is a result
-            output_privacy.check_answers(p, self.site.min_images)
+            output_privacy.check_answers(p, self.site.min_images, counted)
         return p
 
     def spread(self, z: Tensor, summed: bool = False) -> Tensor:

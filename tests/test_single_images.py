@@ -155,6 +155,18 @@ def test_answers_that_are_about_few_images_are_refused() -> None:
     output_privacy.check_answers(enough, 16)
 
 
+@pytest.mark.parametrize("n", [10, 41, 63, 100, 101])
+@pytest.mark.parametrize("sure", [3.0, 30.0])
+def test_a_good_model_of_two_classes_is_no_made_one(n: int, sure: float) -> None:
+    """Of few images half are answered alike, and the middle one of an odd number is the usual."""
+    draws = torch.Generator().manual_seed(n)
+    y = torch.arange(n) % 5 < 2  # two of five images are of one class
+    z = torch.where(y, sure, -sure)[:, None] * torch.tensor([1.0, 0.0])
+    p = (z + torch.randn(n, 2, generator=draws)).softmax(dim=1)
+    output_privacy.check_answers(p, 64)
+    output_privacy.check_answers(one_hot(y.int().tolist(), 2), 64, counted=True)
+
+
 def test_numbers_of_a_test_by_hand() -> None:
     def privatise(number: Number, value: float, images: int = 40) -> float:
         return output_privacy.privatise(number, value, images, number.bounds(3, 5), 0)

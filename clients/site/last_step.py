@@ -45,7 +45,7 @@ class Refining(Protocol):
         """The predictor under test as a model that can be kept."""
         ...
 
-    def checked(self, p: Tensor) -> Tensor:
+    def checked(self, p: Tensor, counted: bool = False) -> Tensor:
         """The answers of a predictor, if they are those of a trained network."""
         ...
 
@@ -66,7 +66,7 @@ def take(client: Refining) -> Refined | None:
         made = refining.refined_model(*members, x, *about, taught)
         if taught is not None and (odd := unrelated(taught, made.before)):
             logger.warning("%s", odd)
-        client.checked(made.after.float())
+        client.checked(made.after.float(), counted=True)
         if (path := state.refined_path(site, task.training)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
             logger.info("the refined model stays here, in %s", path)
