@@ -7,8 +7,6 @@ each training is a run of its own, as in a comparison, the site is told which fi
 import logging
 from typing import Protocol
 
-from torch import Tensor
-
 from fedda import models, refining
 from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
@@ -45,10 +43,6 @@ class Refining(Protocol):
         """The predictor under test as a model that can be kept."""
         ...
 
-    def checked(self, p: Tensor, counted: bool = False) -> Tensor:
-        """The answers of a predictor, if they are those of a trained network."""
-        ...
-
 
 def take(client: Refining) -> Refined | None:
     """Refine the last round's model and keep the result here; None if the run asks for none.
@@ -66,7 +60,6 @@ def take(client: Refining) -> Refined | None:
         made = refining.refined_model(*members, x, *about, taught)
         if taught is not None and (odd := unrelated(taught, made.before)):
             logger.warning("%s", odd)
-        client.checked(made.after.float(), counted=True)
         if (path := state.refined_path(site, task.training)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
             logger.info("the refined model stays here, in %s", path)

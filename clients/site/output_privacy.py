@@ -102,14 +102,13 @@ def rounded(number: Number, value: float, images: int = 0) -> int | float:
     return float(f"{value:.{SIGNIFICANT}g}") + 0.0  # never -0
 
 
-def check_answers(p: Tensor, least: int, counted: bool = False) -> None:
+def check_answers(p: Tensor, least: int) -> None:
     """Check that a model answers a site's images as a trained network would.
 
     Args:
         p: (N, C) its answers, as probabilities.
         least: so many answers or more, but at most a tenth of all, must differ from the usual one,
             and be unsure. Of few images a good model may answer all but one class alike.
-        counted: whether only the most probable classes count, so that answers may be sure.
 
     Raises:
         WireError: all images but a few have the same answer, so that a number of the test is about
@@ -119,7 +118,7 @@ def check_answers(p: Tensor, least: int, counted: bool = False) -> None:
     least = max(1, min(least, len(p) // 10))
     usual = p.median(dim=0).values
     odd = int(((p - usual).abs().amax(dim=1) > ALIKE).sum())
-    unsure = least if counted else int(((p > 0).sum(dim=1) > 1).sum())
+    unsure = int(((p > 0).sum(dim=1) > 1).sum())
     if odd < least or unsure < least:
         what = (
             f"answers all but {odd} of {len(p)} images alike"
