@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedda import models
 from fedda.data.augment import augmentation
-from fedda.errors import ConfigError, LostError, NotFiniteError, WireError
+from fedda.errors import ConfigError, FewImagesError, LostError, NotFiniteError, WireError
 from fedda.maths.spectral import Spectra
 from fedda.maths.validators import infomax
 from fedda.settings import Task
@@ -395,7 +395,7 @@ class Client:
         held, p = self.site.tested_on(self.task), None
         if held is not None:
             p, numbers["tested"] = self.predict(held.x), len(held)
-            with suppress(WireError):  # a loss that would be about few of the tests stays
+            with suppress(FewImagesError):  # a loss that would be about few of the tests stays
                 loss = float(F.nll_loss(self.checked(p).clamp_min(1e-12).log(), held.y))
                 numbers["loss"] = self.privatise(LOSS, loss, len(held))
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}

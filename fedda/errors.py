@@ -56,6 +56,7 @@ class Code(IntEnum):
     BATCH = 1016
     ORIGIN = 1017
     DISK = 1018
+    FEW = 1019
 
     @property
     def public(self) -> str:
@@ -89,6 +90,8 @@ _PUBLIC = {
     "run with --start-from, or with weights of a file, needs the same file at the site",
     Code.DISK: "the site's disk is full, or a file that it needs cannot be used; its own log names "
     "it, its operator mends that, and the site goes on",
+    Code.FEW: "what the site answers would be about few of its images: training has failed, some "
+    "differ much from all others, as of a rare class, or the model was made to read images",
     Code.BUDGET: "a budget of the site's own policy is spent; ask the site's operator",
 }
 
@@ -152,6 +155,10 @@ class RefineError(ModelError):
 
 class WireError(FeddaError):
     code = Code.WIRE
+
+
+class FewImagesError(WireError):
+    code = Code.FEW
 
 
 class NotFiniteError(FeddaError):

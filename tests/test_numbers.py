@@ -196,7 +196,7 @@ def test_without_a_teacher_that_can_be_used_the_target_refuses(
     bench = Bench(real(domains, tmp_path), "kd3a", **LINEAR)
     with pytest.raises(QuorumError, match="town"):
         bench.round()
-    assert ("town", Code.WIRE) in {(c.site, c.error) for c in bench.grid.crossed}
+    assert ("town", Code.FEW) in {(c.site, c.error) for c in bench.grid.crossed}
 
 
 @pytest.mark.parametrize("method", ["shot", "decision", "comda"])
@@ -210,7 +210,7 @@ def test_a_model_whose_answers_are_alike_is_not_adapted(
     bench.model = {n: 0 * a if n.startswith("head") else a for n, a in bench.model.items()}
     (request,) = bench.begin()
     reply = bench.call(request)
-    assert reply.has_error() and Code(reply.error.code) is Code.WIRE
+    assert reply.has_error() and Code(reply.error.code) is Code.FEW
 
 
 def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_constant_model_is_not_measured(domains: list[Node], tmp_path: Path) -
     bench.model = {name: 0 * array for name, array in bench.model.items()}
     replies = bench.grid.answers(bench.grid.push_messages(bench.begin()))
     codes = {Code(reply.error.code) if reply.has_error() else None for _, reply in replies}
-    assert codes == {Code.WIRE}
+    assert codes == {Code.FEW}
 
 
 # ---- small counts ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedda.errors import NotFiniteError, WireError
+from fedda.errors import FewImagesError, NotFiniteError, WireError
 from fedda.wire import ANSWERS, DIGITS, EXACT, WHOLE, Number, Rule
 
 FEW = 10  # no count of fewer images than these leaves a site
@@ -23,6 +23,10 @@ SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much 
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
 UNEVEN = 0.8  # of honest features a tenth of the images had .5 of the variance at most
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
+CAUSES = (
+    "Training has failed, these images differ much from all others, as of a rare class, or the "
+    "model was made to read images."
+)
 
 
 def privatise(
@@ -111,8 +115,8 @@ def check_answers(p: Tensor, least: int) -> None:
             and be unsure. Of few images a good model may answer all but one class alike.
 
     Raises:
-        WireError: all images but a few have the same answer, so that a number of the test is about
-            these few; or the answers are infinitely sure, which takes weights of a size that
+        FewImagesError: all images but a few have the same answer, so that a number of the test is
+            about these few; or the answers are infinitely sure, which takes weights of a size that
             training does not give.
     """
     least = max(1, min(least, len(p) // 10))
@@ -125,9 +129,9 @@ def check_answers(p: Tensor, least: int) -> None:
             if odd < least
             else f"is infinitely sure of all but {unsure} of {len(p)} images"
         )
-        raise WireError(
+        raise FewImagesError(
             f"The model to test {what}, so the numbers would be about few images; {least} "
-            "or more are needed. Training has failed, or the model was made to read images."
+            f"or more are needed. {CAUSES}"
         )
 
 
@@ -141,17 +145,17 @@ def check_spread(z: Tensor, least: int, most: float = 0.5) -> None:
             others together.
 
     Raises:
-        WireError: they have more, or the features are all equal, so that what leaves would be
+        FewImagesError: they have more, or the features are all equal, so that what leaves would be
             about few images.
     """
     far = ((z - z.mean(dim=0)) ** 2).sum(dim=1).double()
     few = max(1, min(least, len(z) // 10))
     share = float(far.topk(few).values.sum() / far.sum().clamp_min(1e-300))
     if not 0 < share <= most:
-        raise WireError(
+        raise FewImagesError(
             f"With the server's model {few} of {len(z)} images have {share:.0%} of the features' "
             f"variance, so what leaves would be about few images; it may be {most:.0%} at most, "
-            "and more than 0. Training has failed, or the model was made to read images."
+            f"and more than 0. {CAUSES}"
         )
 
 
@@ -162,7 +166,7 @@ def check_window(z: Tensor, least: int) -> None:
     as of a network that died, tell of no image, and features of texts are uneven by themselves.
 
     Raises:
-        WireError: few images have more of the variance than `UNEVEN`.
+        FewImagesError: few images have more of the variance than `UNEVEN`.
     """
     if (z != z[0]).any():
         z = z.double() - z.double().mean(dim=0)
