@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedda.errors import ConfigError, DataError, RunError
+from fedda.errors import ConfigError, DataError, RunError, reason
 
 STALE_S = 3600.0  # no file takes longer to write from one piece to the next
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -41,6 +41,12 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink()
 
 
+def put(path: Path, content: str | bytes) -> None:
+    """Write a file whole, or not at all."""
+    with replacing(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
 @contextmanager
 def keeping(path: Path, private: bool = False) -> Iterator[Path]:
     """Like `replacing`, and the folder is made if it is missing."""
@@ -63,18 +69,25 @@ def unprotected(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, advice: str) -> Iterator[Path]:
+def writing(path: Path, advice: str, make: bool = False) -> Iterator[Path]:
     """Like `replacing`, for a file that a user named: a link to a file is written through.
+
+    Args:
+        path: the file.
+        advice: what to do where it cannot be written.
+        make: whether to make its folder.
 
     Raises:
         RunError: it cannot be written, or is protected from it.
     """
     try:
         unprotected(path)
+        if make:
+            path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path.resolve() if path.is_file() else path) as part:
             yield part
     except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
+        raise RunError(f"{path} cannot be written ({reason(error)}); {advice}.") from error
 
 
 def claim(out: Path, called: Mapping[str, str] | None = None, make: bool = True) -> bool:
@@ -100,6 +113,24 @@ def claim(out: Path, called: Mapping[str, str] | None = None, make: bool = True)
     if make:
         out.mkdir(parents=True)
     return True
+
+
+@contextmanager
+def filling(out: Path, called: Mapping[str, str] | None = None) -> Iterator[None]:
+    """`claim` a folder to write to; if the `with` block fails, nothing of it is left.
+
+    Raises:
+        DataError: it holds something, or is a file.
+    """
+    made = claim(out, called)
+    try:
+        yield
+    except BaseException:
+        for entry in out.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if made:
+            out.rmdir()
+        raise
 
 
 def place(file: Path, new: Path) -> bool:

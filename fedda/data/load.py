@@ -33,7 +33,7 @@ from fedda.data.sets import (
 )
 from fedda.data.table import Table
 from fedda.data.table_files import FILES, parts_of
-from fedda.errors import ConfigError, DataError, RunError
+from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None
 Site = ArrayFile | Checked | ImageFolder | Table
@@ -327,7 +327,7 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
     try:
         archives = sorted(p for p in path.glob("*.npz") if not p.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{path} cannot be opened ({error.strerror}): check it") from error
+        raise DataError(f"{path} cannot be opened ({reason(error)}): check it") from error
     if len(archives) > 1:
         raise DataError(
             f"{path} holds {len(archives)} .npz files ({listed([p.name for p in archives])}): "
