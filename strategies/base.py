@@ -415,6 +415,7 @@ class FedDA(Strategy):
 
         Raises:
             ConfigError: it is something else. Other shapes would be read as other weights.
+            NotFiniteError: a value of it is not finite.
         """
         by = f"combine of {type(self).__module__}.{type(self).__qualname__} returned"
         try:
@@ -434,7 +435,15 @@ class FedDA(Strategy):
                     f"{by} another model than the run's: the shape of '{name}' is {shape}, and in "
                     f"the run's model {wanted}."
                 )
-        return {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}, numbers
+        next_one = {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}
+        for name, value in {**next_one, **numbers}.items():
+            if not np.isfinite(value).all():
+                raise NotFiniteError(
+                    f"{by} '{name}' with values that are not finite, though those of all sites' "
+                    "replies are: look there for a division by 0, or for numbers too large for "
+                    "single precision."
+                )
+        return next_one, numbers
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -148,6 +148,7 @@ def test_overrides_take_the_type_of_the_default() -> None:
         ("optimizer=sgd", "no setting 'optimizer'; did you mean train.optimizer"),
         ("mix-up=3", "no setting 'mix-up'; did you mean mixup"),
         ("train.rate=3", "no setting 'train.rate'; did you mean train"),
+        ("fada.gate.lo=1", "did you mean fada."),
         ("zzzzzz=3", "no setting 'zzzzzz'; see fedda settings"),
         ("mu=3", "no setting 'mu'"),
     ],

@@ -28,7 +28,7 @@ from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
-from fedda.errors import Code, ConfigError, DataError, ModelError, RunError
+from fedda.errors import Code, ConfigError, DataError, ModelError, NotFiniteError, RunError
 from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
@@ -417,6 +417,8 @@ RETURNED = "combine of tent_package.strategy.Faulty returned"
         ("model", f"{RETURNED} a dict that cannot be used .* and a dict of numbers"),
         ("None, numbers", f"{RETURNED} a tuple that cannot be used"),
         ("model, {'loss': object()}", f"{RETURNED} a tuple that cannot be used .*valid type"),
+        ("{n: a / 0.0 for n, a in model.items()}, numbers", f"{RETURNED} '.*' with .* not finite"),
+        ("model, {'loss': float('nan')}", f"{RETURNED} 'loss' with values that are not finite"),
         (
             "None + 1",
             r"tent of tent_package 1.0 failed at .*strategy\.py:6 \(in combine\) with Type",
@@ -432,7 +434,7 @@ def test_what_an_added_strategy_returns_wrongly_is_named(
     why: str,
 ) -> None:
     add_tent(install, strategy=STRATEGY.replace("RETURNED", returned))
-    with pytest.raises((ConfigError, RunError), match=why):
+    with pytest.raises((ConfigError, NotFiniteError, RunError), match=why):
         run(domains, runs | {"method": "tent", "rounds": 1})
 
 
@@ -792,7 +794,7 @@ if __name__ == "__main__":
     sites["town"] = ("target", data / "town.npz")
     options = ["--policy", str(here / "policy.toml"), "--min-images", "16"]
     with Deployment(here, sites, client_options=dict.fromkeys(sites, options)) as hub:
-        command = [sys.executable, "-m", "fedda.cli", "run", "shot-im", "--server", hub.home]
+        command = [sys.executable, "-m", "fedda", "run", "shot-im", "--server", hub.home]
         command += ["--dir", here / "runs", *settings]
         done = subprocess.run(command, cwd=here, env=hub.env, timeout=float(sys.argv[2]))
         logs = "".join(p.tail(30) for p in hub.processes.values() if done.returncode)
