@@ -69,66 +69,46 @@ def unprotected(path: Path) -> None:
 
 
 @contextmanager
-def writing(path: Path, advice: str, make: bool = False) -> Iterator[Path]:
+def writing(path: Path, advice: str) -> Iterator[Path]:
     """Like `replacing`, for a file that a user named: a link to a file is written through.
-
-    Args:
-        path: the file.
-        advice: what to do where it cannot be written.
-        make: whether to make its folder.
 
     Raises:
         RunError: it cannot be written, or is protected from it.
     """
     try:
         unprotected(path)
-        if make:
-            path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path.resolve() if path.is_file() else path) as part:
             yield part
     except OSError as error:
         raise RunError(f"{path} cannot be written ({reason(error)}); {advice}.") from error
 
 
-def claim(out: Path, called: Mapping[str, str] | None = None, make: bool = True) -> bool:
-    """Make sure that a folder to write to is empty -> whether it was not there.
+@contextmanager
+def filling(out: Path, called: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A new or empty folder to write to; if the `with` block fails, nothing of it is left.
 
     Args:
         out: the folder.
         called: what files that may lie in it are called in the message.
-        make: whether to make a folder that is not there.
 
     Raises:
         DataError: it holds something, or is a file.
     """
-    if out.is_dir():
-        if inside := sorted(entry.name for entry in out.iterdir()):
-            raise DataError(
-                f"{out} is not empty, and nothing is overwritten: it holds "
-                f"{(called or {}).get(inside[0], inside[0])}; give a new folder, or empty this one"
-            )
-        return False
-    if out.exists() or out.is_symlink():
+    there = out.is_dir()
+    if inside := sorted(entry.name for entry in out.iterdir()) if there else []:
+        raise DataError(
+            f"{out} is not empty, and nothing is overwritten: it holds "
+            f"{(called or {}).get(inside[0], inside[0])}; give a new folder, or empty this one"
+        )
+    if not there and (out.exists() or out.is_symlink()):
         raise DataError(f"{out} is a file, and nothing is overwritten: give a new or empty folder")
-    if make:
-        out.mkdir(parents=True)
-    return True
-
-
-@contextmanager
-def filling(out: Path, called: Mapping[str, str] | None = None) -> Iterator[None]:
-    """`claim` a folder to write to; if the `with` block fails, nothing of it is left.
-
-    Raises:
-        DataError: it holds something, or is a file.
-    """
-    made = claim(out, called)
+    out.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         for entry in out.iterdir():
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if made:
+        if not there:
             out.rmdir()
         raise
 

@@ -439,9 +439,8 @@ class FedDA(Strategy):
         for name, value in {**next_one, **numbers}.items():
             if not np.isfinite(value).all():
                 raise NotFiniteError(
-                    f"{by} '{name}' with values that are not finite, though those of all sites' "
-                    "replies are: look there for a division by 0, or for numbers too large for "
-                    "single precision."
+                    f"{by} '{name}' with values that are not finite, though all sites' replies are "
+                    "finite: look there for a division by 0 or an overflow."
                 )
         return next_one, numbers
 

@@ -148,7 +148,6 @@ def test_overrides_take_the_type_of_the_default() -> None:
         ("optimizer=sgd", "no setting 'optimizer'; did you mean train.optimizer"),
         ("mix-up=3", "no setting 'mix-up'; did you mean mixup"),
         ("train.rate=3", "no setting 'train.rate'; did you mean train"),
-        ("fada.gate.lo=1", "did you mean fada."),
         ("zzzzzz=3", "no setting 'zzzzzz'; see fedda settings"),
         ("mu=3", "no setting 'mu'"),
     ],
@@ -157,6 +156,11 @@ def test_invalid_overrides_are_refused(pair: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         overrides("kd3a", [pair])
     assert message in str(error.value)
+
+
+def test_a_misspelt_setting_may_have_been_the_runs_own_methods() -> None:
+    with pytest.raises(ConfigError, match=r"; did you mean reversal\.strength or"):
+        overrides("fdann", ["fdann.reversal.strenght=1"])
 
 
 @pytest.mark.parametrize("method", plugins.methods())

@@ -132,6 +132,7 @@ def test_work_goes_on_where_nobody_reads_what_it_says(
     os.close(read)
     with os.fdopen(write, "w") as stream:
         monkeypatch.setattr(sys, name, outlasting(stream))
+        monkeypatch.setattr(Output, "ends", False)
         log = logging.StreamHandler(getattr(sys, name))
         for _ in range(2):
             PlainConsole(stderr=name == "stderr").print("a table")

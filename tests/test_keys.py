@@ -169,7 +169,8 @@ def test_sites_and_server_warn_of_an_authority_that_expires_soon(
 ) -> None:
     monkeypatch.setattr(certificate, "CA_DAYS", days)
     certificate.init(tmp_path)
-    for told in (_certificates, lambda at: _check_options(at / "ca.crt", at / "server.key", False)):
+    key = keys.add(tmp_path, "clinic-a")
+    for told in (_certificates, lambda at: _check_options(at / "ca.crt", key, False)):
         told(tmp_path)
         said = capsys.readouterr().err
         assert ("ca.crt expires on" in said and "hands it out" in said) == (days < 30)

@@ -417,7 +417,10 @@ RETURNED = "combine of tent_package.strategy.Faulty returned"
         ("model", f"{RETURNED} a dict that cannot be used .* and a dict of numbers"),
         ("None, numbers", f"{RETURNED} a tuple that cannot be used"),
         ("model, {'loss': object()}", f"{RETURNED} a tuple that cannot be used .*valid type"),
-        ("{n: a / 0.0 for n, a in model.items()}, numbers", f"{RETURNED} '.*' with .* not finite"),
+        (
+            "{n: a * float('nan') for n, a in model.items()}, {}",
+            f"{RETURNED} '.*' with .* not finite",
+        ),
         ("model, {'loss': float('nan')}", f"{RETURNED} 'loss' with values that are not finite"),
         (
             "None + 1",

@@ -10,7 +10,7 @@ import typer
 
 from fedda.errors import FULL, FeddaError, KeyFileError, UsageError, reason
 from fedda.ops.proxies import loopback_is_direct
-from fedda.results.escaping import echo, outlasting, unread
+from fedda.results.escaping import echo, outlasting
 
 USAGE, KEY_TROUBLE, INTERRUPTED = 2, 3, 130
 CODES = {UsageError: USAGE, KeyFileError: KEY_TROUBLE}
@@ -71,7 +71,6 @@ def as_a_program() -> Iterator[None]:
     except OSError as error:
         if error.errno not in FULL:
             raise
-        unread(sys.stdout)  # else Python flushes it once more
         with suppress(OSError):
             echo(f"error: the output cannot be written ({reason(error)}); make room", err=True)
         sys.exit(1)

@@ -86,8 +86,8 @@ class Cache:
         Args:
             key: the entry's name.
             shape: (N, channels, H, W) of uint8, or (N, d) of float32.
-            read: gives the examples in order, one or some at a time, and says what is odd of them.
-            notice: is told that, also where it was said when the entry was made.
+            read: gives the examples, some at a time in order, and says what is odd of them.
+            notice: is told so, even if that was found when the entry was made.
 
         Raises:
             DataError: there is no room for it, or it cannot be written.

@@ -84,7 +84,8 @@ def export(source: Path, out: Path) -> Exported:
     }
     with _convertible(meta):
         program = _traced(model, meta.shape)
-    with writing(out, "give another file by --out", make=True) as part:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out, "give another file by --out") as part:
         with _convertible(meta):
             _write(program, part, json.dumps(about))
         difference = compare(model, _read(part)[0], meta.shape)

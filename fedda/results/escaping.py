@@ -72,8 +72,11 @@ class Output(io.FileIO):
         """Write bytes."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
             unread(self)
+            if not isinstance(error, BrokenPipeError):
+                error.filename = "the output"
+                raise
             if self.ends:
                 sys.exit()
             return memoryview(data).nbytes

@@ -20,7 +20,7 @@ _OPTION = re.compile(
 )
 _BARE = re.compile(
     r"(?:fedda run )?--(resume)(?: /\S*\w)?|--(skip-broken|follow-links|name|dir|split|target|"
-    r"gray-bits|engine|threads|poison|teacher|start-from|columns|seeds|preset|rounds)\b"
+    r"gray-bits|engine|threads|poison|teacher|start-from|seeds|preset|rounds)\b"
 )
 
 
@@ -123,13 +123,11 @@ def _unknown(key: str, method: str, known: Mapping[str, sections.Scalar]) -> Con
 
 
 def _near(key: str, known: Sequence[str]) -> list[str]:
-    """Up to three keys that may have been meant: those that end in the key, then the run's own."""
+    """Up to three keys that may have been meant: those that end in the key come first."""
     others = tuple(f"{method}." for method in plugins.methods())
     ends = [k for k in known if k.endswith(f".{key}")]
     ends = [k for k in ends if not k.startswith(others)] or ends
-    own = [] if key.startswith(others) else [k for k in known if not k.startswith(others)]
-    alike = difflib.get_close_matches(key, own, n=2, cutoff=0.5)
-    alike += difflib.get_close_matches(key, known, n=3, cutoff=0.5)
+    alike = difflib.get_close_matches(key, known, n=3, cutoff=0.5)
     return list(dict.fromkeys([*ends, *alike]))[:3]
 
 
