@@ -435,8 +435,9 @@ class FedDA(Strategy):
                     f"{by} another model than the run's: the shape of '{name}' is {shape}, and in "
                     f"the run's model {wanted}."
                 )
-        next_one = {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}
-        for name, value in {**next_one, **numbers}.items():
+        with np.errstate(over="ignore", invalid="ignore"):  # which is refused below
+            next_one = {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}
+        for name, value in (*found.items(), *next_one.items(), *numbers.items()):
             if not np.isfinite(value).all():
                 raise NotFiniteError(
                     f"{by} '{name}' with values that are not finite, though all sites' replies are "

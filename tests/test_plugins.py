@@ -441,6 +441,20 @@ def test_what_an_added_strategy_returns_wrongly_is_named(
         run(domains, runs | {"method": "tent", "rounds": 1})
 
 
+def test_what_turns_infinite_later_ends_a_training_with_its_best_round(
+    install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
+) -> None:
+    """It was called the sites' divergence, with the advice to lower their rate."""
+    spoilt = "{n: a * (1 if self.round < 2 else float('nan')) for n, a in model.items()}, numbers"
+    add_tent(install, strategy=STRATEGY.replace("RETURNED", spoilt))
+    results, events = run(domains, runs | {"method": "tent", "rounds": 3})
+    (training,) = results["trainings"]["tent"]
+    assert training["rounds"][-1]["round"] == 1
+    (ending,) = (e["text"] for e in events if e["event"] == "ending")
+    assert ending.startswith(f"{RETURNED} '") and "train.lr" not in ending
+    assert ending.endswith("overflow; it ends, with the model of round 1")
+
+
 def test_an_added_strategy_may_return_its_arrays_in_any_order_and_precision(
     install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
 ) -> None:
