@@ -114,7 +114,7 @@ def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
 class Impatient:
     """A display that interrupts the run after a round, as Ctrl-C does."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, **how: Any) -> None:
         pass
 
     def __enter__(self) -> "Impatient":
