@@ -101,6 +101,11 @@ def typed(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def reason(error: BaseException) -> str:
+    """Why something failed, where the system says it in its words, without a file's name."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def public(code: int) -> str:
     """The fixed sentence for an error code; any text that came with the code is ignored."""
     try:

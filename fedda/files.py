@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedda.errors import ConfigError, DataError, RunError
+from fedda.errors import ConfigError, DataError, RunError, reason
 
 STALE_S = 3600.0  # no file takes longer to write from one piece to the next
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -39,6 +39,12 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def put(path: Path, content: str | bytes) -> None:
+    """Write a file whole, or not at all."""
+    with replacing(path) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -74,32 +80,37 @@ def writing(path: Path, advice: str) -> Iterator[Path]:
         with replacing(path.resolve() if path.is_file() else path) as part:
             yield part
     except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror}); {advice}.") from error
+        raise RunError(f"{path} cannot be written ({reason(error)}); {advice}.") from error
 
 
-def claim(out: Path, called: Mapping[str, str] | None = None, make: bool = True) -> bool:
-    """Make sure that a folder to write to is empty -> whether it was not there.
+@contextmanager
+def filling(out: Path, called: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A new or empty folder to write to; if the `with` block fails, nothing of it is left.
 
     Args:
         out: the folder.
         called: what files that may lie in it are called in the message.
-        make: whether to make a folder that is not there.
 
     Raises:
         DataError: it holds something, or is a file.
     """
-    if out.is_dir():
-        if inside := sorted(entry.name for entry in out.iterdir()):
-            raise DataError(
-                f"{out} is not empty, and nothing is overwritten: it holds "
-                f"{(called or {}).get(inside[0], inside[0])}; give a new folder, or empty this one"
-            )
-        return False
-    if out.exists() or out.is_symlink():
+    there = out.is_dir()
+    if inside := sorted(entry.name for entry in out.iterdir()) if there else []:
+        raise DataError(
+            f"{out} is not empty, and nothing is overwritten: it holds "
+            f"{(called or {}).get(inside[0], inside[0])}; give a new folder, or empty this one"
+        )
+    if not there and (out.exists() or out.is_symlink()):
         raise DataError(f"{out} is a file, and nothing is overwritten: give a new or empty folder")
-    if make:
-        out.mkdir(parents=True)
-    return True
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for entry in out.iterdir():
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if not there:
+            out.rmdir()
+        raise
 
 
 def place(file: Path, new: Path) -> bool:

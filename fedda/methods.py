@@ -20,7 +20,7 @@ from fedda.config import MOST_SHRINKING, NEW_LAYERS, ModelConfig, TrainConfig
 from fedda.config.sections import Scalar, Section
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Part
-from fedda.wire.packing import Manifest
+from fedda.wire.packing import Kind, Manifest
 
 if TYPE_CHECKING:  # what describes methods needs no torch
     from torch import Generator, Tensor
@@ -77,6 +77,18 @@ class Phase:
     def gradients(self) -> bool:
         """Whether sites sum gradients in mid-round."""
         return any(part.gradients for hop in self.hops.values() for part in hop.values())
+
+    @property
+    def tells(self) -> str:
+        """What sites of this phase show that those of others do not, in words; or nothing."""
+        leaves = (part.leaves.arrays for hop in self.hops.values() for part in hop.values())
+        if not any(Kind.ATOMS in arrays.values() for arrays in leaves):
+            return ""
+        return (
+            "each point that a site sends went straight to one example: the server, and from the "
+            "mean other sites, can compute features of single ones (SECURITY.md); a site's policy "
+            "forbids it by leaving.atoms = false"
+        )
 
     def layouts_for(self, test: bool) -> Layouts:
         """The layouts of what crosses in a hop, or in the target's test."""

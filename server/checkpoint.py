@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from fedda.errors import RunError, WireError
+from fedda.errors import RunError, WireError, reason
 from fedda.files import replacing
 from fedda.wire.packing import Arrays, Manifest, Packed, lay_out
 
@@ -86,7 +86,7 @@ def write(folder: Path, state: State) -> None:
         )
         raise RunError(
             f"The checkpoint of round {state.round} cannot be written to {folder} "
-            f"({error.strerror}); {former}. Make room and resume the run."
+            f"({reason(error)}); {former}. Make room and resume the run."
         ) from error
     for old in folder.glob(f"*.{ARRAYS}"):
         if old.name not in (facts["arrays"], f"{best}.{ARRAYS}"):

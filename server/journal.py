@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import Code, FeddaError, code_of
+from fedda.errors import Code, FeddaError, code_of, reason
 from fedda.ops.lock import GoingOnError
 from fedda.results.read import Event
 from fedda.results.story import added, facts
@@ -44,7 +44,7 @@ class Journal:
                 with self.path.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
         except OSError as error:  # a full disk must not hide events from the listeners
-            logger.error("%s cannot be written (%s): %s", self.path, error.strerror, entry)
+            logger.error("%s cannot be written (%s): %s", self.path, reason(error), entry)
         for listener in list(self.listeners):
             try:
                 listener(entry)

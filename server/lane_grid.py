@@ -23,7 +23,7 @@ from flwr.serverapp import Grid
 
 from fedda import flower
 from fedda.errors import Code, ConfigError
-from fedda.files import replacing
+from fedda.files import put
 from fedda.flower import ErrorCode
 from fedda.lane.invitation import KIND, LaneInvitation, is_signed
 from fedda.lane.lane_end import LaneEnd
@@ -392,8 +392,7 @@ class LaneGrid(Grid):
         nodes = {each.node: each.head.metadata.message_type for each in asked}
         run = asked[0].head.metadata.run_id if asked else 0
         if self._work and (text := json.dumps([run, nodes])) != self._said:
-            with replacing(self._work) as part:
-                part.write_text(text)
+            put(self._work, text)
             self._said = text
 
     def _is_awaited(self, site: Guest) -> bool:

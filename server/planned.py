@@ -23,7 +23,7 @@ def steps(task: Task, examples: Mapping[str, int]) -> int:
 
 
 def hints(task: Task, planned: int, idle: Sequence[str] = ()) -> list[str]:
-    """What a user may not have meant: few steps, a rate that rises, settings that change nothing.
+    """What a user may not have meant: few steps, a rate that rises, what sites show, idle settings.
 
     Features that are given, as of vectors or a frozen network, adapt in fewer steps.
     """
@@ -41,6 +41,7 @@ def hints(task: Task, planned: int, idle: Sequence[str] = ()) -> list[str]:
             f"train.lr-end is {train.lr_end:g}, above train.lr of {train.lr:g}, so the learning "
             f"rate rises over the rounds; to have it fall, set -c train.lr-end={train.lr / 50:g}"
         )
+    said += filter(None, dict.fromkeys(stage.phase.tells for stage in task.stages))
     if idle:
         said.append(f"{', '.join(idle)}: of no method that is trained here, so without effect")
     return said

@@ -229,24 +229,24 @@ class Sites:
                 raise FeddaError(public(reply.error.code))
             node = roster.Node.read(node_id, records.read(reply.content)[1].get("offer", {}))
         except FeddaError as error:
-            self.journal.trouble("no offer", self._registered(node_id), str(error))
+            self._refused(self._registered(node_id), str(error), "no offer")
             return
         if wrong := registered.objection(node_id, node.name, node.role):
             self._refused(self._registered(node_id), wrong)
             return
-        self.offers[node_id] = node
+        known, self.offers[node_id] = self.offers.get(node_id), node
         self._failed.pop(node_id, None)
         taken = node.role == "target" or node.name in (self.config.sources or [node.name])
         if self._began and taken and node.name not in self._began and not self.config.open:
             self._refused(node.name, LATE)
-        else:
+        elif node != known:  # one that was stopped answers several questions at once
             self.journal.write("joined", site=node.name, role=node.role, text=str(node))
 
-    def _refused(self, name: str, why: str) -> None:
+    def _refused(self, name: str, why: str, what: str = "refused") -> None:
         """Note once that a site takes no part, though it is asked again."""
         if (text := f"{name}: {why}") not in self._wrong:
             self._wrong.add(text)
-            self.journal.trouble("refused", name, why)
+            self.journal.trouble(what, name, why)
 
     def _registered(self, node_id: int) -> str:
         """The name under which the operator registered the node's key, else the node's number."""

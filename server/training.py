@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedda import models, plugins, records
-from fedda.errors import Code, QuorumError
+from fedda.errors import Code, NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.methods import Phase
 from fedda.results.diagnostics import Doubt, doubts
@@ -123,8 +123,9 @@ class TrainingRounds:
             self._fewest: list[int] = []
             try:
                 arrays, numbers = self._train_round(strategy, arrays)
-            except QuorumError:
-                back = self._gone_back(strategy, state, self._divergence)
+            except (QuorumError, NotFiniteError) as error:
+                made = isinstance(error, NotFiniteError) and str(error).rstrip(".")
+                back = self._gone_back(strategy, state, made or self._divergence)
                 if back is None:
                     raise
                 state = back

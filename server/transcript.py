@@ -16,6 +16,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedda import records
+from fedda.errors import reason
 from fedda.exchange import Session
 from fedda.ops.chain import Chain
 from fedda.results.read import CROSSED
@@ -58,7 +59,7 @@ class Transcript:
         try:
             self._chain.add(event=event, site=site, **place, **about)
         except OSError as error:  # a full disk: the run's other files say so, too
-            logger.error("%s cannot be written (%s)", self._chain.path, error.strerror)
+            logger.error("%s cannot be written (%s)", self._chain.path, reason(error))
 
     def _run_id(self) -> int:
         """Flower's number of the run, by which sites know it; 0 if the grid has none."""

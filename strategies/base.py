@@ -415,6 +415,7 @@ class FedDA(Strategy):
 
         Raises:
             ConfigError: it is something else. Other shapes would be read as other weights.
+            NotFiniteError: a value of it is not finite.
         """
         by = f"combine of {type(self).__module__}.{type(self).__qualname__} returned"
         try:
@@ -434,7 +435,15 @@ class FedDA(Strategy):
                     f"{by} another model than the run's: the shape of '{name}' is {shape}, and in "
                     f"the run's model {wanted}."
                 )
-        return {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}, numbers
+        with np.errstate(over="ignore", invalid="ignore"):  # which is refused below
+            next_one = {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}
+        for name, value in (*found.items(), *next_one.items(), *numbers.items()):
+            if not np.isfinite(value).all():
+                raise NotFiniteError(
+                    f"{by} '{name}' with values that are not finite, though all sites' replies are "
+                    "finite: look there for a division by 0 or an overflow."
+                )
+        return next_one, numbers
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

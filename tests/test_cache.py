@@ -110,6 +110,24 @@ def test_a_damaged_entry_is_made_again(
     assert entry.read_bytes() == whole
 
 
+@pytest.mark.parametrize("kind", ["images", "array"])
+def test_what_is_odd_is_said_again_of_what_lies_there(
+    site: Path, tmp_path: Path, decoded: list[Path], kind: str
+) -> None:
+    for file in site.rglob("*.png"):
+        Image.fromarray(np.asarray(Image.open(file)) // 32).save(file)
+    if kind == "array":
+        x = np.random.default_rng(0).integers(0, 9, (24, 6, 6)).astype(np.uint8)
+        site = tmp_path / "a.npz"
+        np.savez(site, x=x, y=np.arange(24) % 2)
+    said: list[str] = []
+    for _ in range(2):
+        kept = Cache.of("disk", tmp_path / "c")
+        data.load_source(site, size=6, cache=kept, notice=said.append)
+    assert len(said) == 2 and said[0] == said[1] and "almost black" in said[0]
+    assert len(decoded) == 24 * (kind == "images")
+
+
 def test_an_interrupted_entry_is_not_used(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -361,6 +361,9 @@ def test_a_start_that_fails_leaves_no_folder(
     monkeypatch.setattr(run_command, "perform", fail)
     refused(fedda("run", "kd3a", *there), 1, "no target joined")
     assert (kept.parent / "kd3a" / "launch.json").is_file()  # it has begun: its journal says why
+    here = ("--simulate", root, "--target", "x", "--dir", tmp_path / "b")
+    refused(fedda("run", "kd3a", *here), 1, "no target joined")
+    assert not (tmp_path / "b").exists()  # it never trained
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", "0,1,2"), ("5,6", "5,6"), ("7,", "7")])

@@ -158,6 +158,11 @@ def test_invalid_overrides_are_refused(pair: str, message: str) -> None:
     assert message in str(error.value)
 
 
+def test_a_misspelt_setting_may_have_been_the_runs_own_methods() -> None:
+    with pytest.raises(ConfigError, match=r"; did you mean reversal\.strength or"):
+        overrides("fdann", ["fdann.reversal.strenght=1"])
+
+
 @pytest.mark.parametrize("method", plugins.methods())
 def test_a_task_is_the_same_after_the_wire(method: str) -> None:
     given = {"train.lr-end": 0.5, "train.carry-momentum": True, "kd3a.gate.low": 0.25}

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 def command(folder: Path, rounds: int) -> list[str]:
     words = ["demo", "--dir", str(folder), "--seeds", "1", "--rounds", str(rounds)]
-    return [sys.executable, "-m", "fedda.cli", *words]
+    return [sys.executable, "-m", "fedda", *words]
 
 
 def environment(folder: Path) -> dict[str, str]:

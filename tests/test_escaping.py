@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 from fedda import models
 from fedda.cli import app
 from fedda.config import ModelConfig
-from fedda.results.escaping import PlainConsole, PlainHandler, cell, echo, visible
+from fedda.results.escaping import Output, PlainConsole, cell, echo, outlasting, visible
 from tests.test_fuzz import joined, split
 
 ROOT = Path(__file__).parents[1]
@@ -124,31 +125,42 @@ def test_commands_print_through_one_helper() -> None:
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
 def test_work_goes_on_where_nobody_reads_what_it_says(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str
 ) -> None:
     """As after `fedda report RUN | head -1`, whose page is written last."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as stream:
-        monkeypatch.setattr(sys, name, stream)
-        PlainConsole(stderr=name == "stderr").print("a table")
-        echo("a line", err=name == "stderr")
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as stream:
-        monkeypatch.setattr(sys, name, stream)
-        echo("a line", err=name == "stderr")
-        echo("a line", err=name == "stderr")
-
-
-def test_a_sites_log_ends_quietly_where_nobody_reads_it(capfd: pytest.CaptureFixture[str]) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as stream:
-        log = PlainHandler(stream)
+        monkeypatch.setattr(sys, name, outlasting(stream))
+        monkeypatch.setattr(Output, "ends", False)
+        log = logging.StreamHandler(getattr(sys, name))
         for _ in range(2):
+            PlainConsole(stderr=name == "stderr").print("a table")
+            echo("a line", err=name == "stderr")
             log.handle(logging.makeLogRecord({"msg": "a line"}))
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["settings"], ["methods", "--json"]])
+def test_a_command_whose_output_nobody_reads_ends_quietly(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "fedda", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_only_shows_something_ends_where_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fedda attach RUN | head -1`, which went on silently."""
+    read, write = os.pipe()
+    os.close(read)
+    monkeypatch.setattr(Output, "ends", True)
+    with os.fdopen(write, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", outlasting(stream))
+        with pytest.raises(SystemExit) as ended:
+            echo("a line")
+        assert not ended.value.code
 
 
 ODD = (

@@ -15,6 +15,7 @@ from fedda.config import ModelConfig
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import (
     encoding,
+    filling,
     keep_newest,
     keeping,
     partial_path,
@@ -47,6 +48,19 @@ def test_after_an_error_only_the_old_file_exists(tmp_path: Path, error: BaseExce
         raise error
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_of_a_folder_that_was_not_filled_nothing_is_left(tmp_path: Path, there: bool) -> None:
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    with pytest.raises(OSError), filling(out):
+        (out / "a").mkdir()
+        (out / "a" / "file").touch()
+        (out / "b").touch()
+        raise OSError(28, "No space left on device")
+    assert [*tmp_path.rglob("*")] == [out] * there
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns/pid").exists(), reason="this system has no /proc")

@@ -73,6 +73,7 @@ def test_settings_and_methods() -> None:
     found = printed("settings", "fedavg")
     assert set(found) == documented()["settings"]
     assert found["settings"]["run.patience"]["default"] == 0
+    assert "fedavg.weighting" in found["settings"]  # as fedda compare takes it
     assert all(set(v) == {"value", "source"} for p in found["presets"].values() for v in p.values())
 
 

@@ -1,5 +1,6 @@
 """Certificates and keys: what is made, who may read it, and what is refused."""
 
+import errno
 import ipaddress
 import ssl
 import stat
@@ -15,6 +16,7 @@ from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
 from fedda.cli import app as server
+from fedda.cli.client import _check_options
 from fedda.cli.keys import app
 from fedda.cli.superlink import _certificates
 from fedda.errors import KeyFileError
@@ -159,6 +161,39 @@ def test_a_server_starts_with_a_certificate_only_that_it_can_use_itself(
     (tmp_path / "ca.key").unlink()  # as of a certificate that somebody else made
     said = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)]).output
     assert bare in said and "it, too, where it is from" in said
+
+
+@pytest.mark.parametrize("days", [29, 31])
+def test_sites_and_server_warn_of_an_authority_that_expires_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], days: int
+) -> None:
+    monkeypatch.setattr(certificate, "CA_DAYS", days)
+    certificate.init(tmp_path)
+    key = keys.add(tmp_path, "clinic-a")
+    for told in (_certificates, lambda at: _check_options(at / "ca.crt", key, False)):
+        told(tmp_path)
+        said = capsys.readouterr().err
+        assert ("ca.crt expires on" in said and "hands it out" in said) == (days < 30)
+
+
+def test_keys_are_written_both_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that became full lost the old key, or left a half new one."""
+    certificate.init(tmp_path)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    really = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if "CERTIFICATE" in content.decode() or "ecdsa" in content.decode():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return really(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for make in (lambda: certificate.renew(tmp_path), lambda: keys.request(tmp_path, "clinic-a")):
+        with pytest.raises(OSError, match="No space"):
+            make()
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("days", [29, 31])

@@ -71,7 +71,7 @@ for word in "$@"; do
   case "$word" in /hub*) word="$ROOT$word";; esac
   set -- "$@" "$word"
 done
-[ "$1" = fedda ] && { shift; set -- "$PYTHON" -m fedda.cli "$@"; }
+[ "$1" = fedda ] && { shift; set -- "$PYTHON" -m fedda "$@"; }
 exec "$@"
 """
 

@@ -114,7 +114,7 @@ def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
 class Impatient:
     """A display that interrupts the run after a round, as Ctrl-C does."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, **how: Any) -> None:
         pass
 
     def __enter__(self) -> "Impatient":
@@ -349,6 +349,12 @@ def test_options_of_a_command_line_become_arguments() -> None:
         "set -c train.lr-end=1e-05.": "set train_lr_end=1e-05.",
         naming.option("input.categories", "a=it's|b;c"): 'input_categories="a=it\'s|b;c"',
         "give --columns drop= names": "give --columns drop= names",
+        "more: --rounds 67, or train.steps": "more: rounds=67, or train.steps",
+        "network (--preset photos)": 'network (preset="photos")',
+        "which --gray-bits and a window do": "which gray_bits and a window do",
+        "or pass over such files with --skip-broken": "such files with skip_broken=True",
+        "--name, or go on by fedda run --resume /a/b": "dir, or go on by resume=True",
+        "its --state-dir, --min-images": "its --state-dir, --min-images",
         "with --columns path=file,label=diagnosis, or": 'columns="path=file,label=diagnosis", or',
     }.items():
         assert found in as_arguments(text)

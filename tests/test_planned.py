@@ -50,6 +50,11 @@ def test_a_rate_that_rises_is_named_with_one_that_falls() -> None:
     assert not hints(task(**low | {"train.schedule": "constant"}), 1000)  # it has no end
 
 
+def test_what_points_tell_of_sites_is_said() -> None:
+    (text,) = hints(task("feddadil"), 1000)
+    assert "other sites, can compute features" in text and "leaving.atoms = false" in text
+
+
 def test_settings_of_methods_that_are_not_trained_are_named() -> None:
     given = {"method": "kd3a", "run.baseline": "none", "fada.parts": "adversarial", "kd3a.mixup": 0}
     idle = RunConfig.parse(given).idle

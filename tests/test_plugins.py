@@ -28,7 +28,7 @@ from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
-from fedda.errors import Code, ConfigError, DataError, ModelError, RunError
+from fedda.errors import Code, ConfigError, DataError, ModelError, NotFiniteError, RunError
 from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
@@ -418,6 +418,11 @@ RETURNED = "combine of tent_package.strategy.Faulty returned"
         ("None, numbers", f"{RETURNED} a tuple that cannot be used"),
         ("model, {'loss': object()}", f"{RETURNED} a tuple that cannot be used .*valid type"),
         (
+            "{n: a * float('nan') for n, a in model.items()}, {}",
+            f"{RETURNED} '.*' with .* not finite",
+        ),
+        ("model, {'loss': float('nan')}", f"{RETURNED} 'loss' with values that are not finite"),
+        (
             "None + 1",
             r"tent of tent_package 1.0 failed at .*strategy\.py:6 \(in combine\) with Type",
         ),
@@ -432,8 +437,22 @@ def test_what_an_added_strategy_returns_wrongly_is_named(
     why: str,
 ) -> None:
     add_tent(install, strategy=STRATEGY.replace("RETURNED", returned))
-    with pytest.raises((ConfigError, RunError), match=why):
+    with pytest.raises((ConfigError, NotFiniteError, RunError), match=why):
         run(domains, runs | {"method": "tent", "rounds": 1})
+
+
+def test_what_turns_infinite_later_ends_a_training_with_its_best_round(
+    install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
+) -> None:
+    """It was called the sites' divergence, with the advice to lower their rate."""
+    spoilt = "{n: a * (1 if self.round < 2 else float('nan')) for n, a in model.items()}, numbers"
+    add_tent(install, strategy=STRATEGY.replace("RETURNED", spoilt))
+    results, events = run(domains, runs | {"method": "tent", "rounds": 3})
+    (training,) = results["trainings"]["tent"]
+    assert training["rounds"][-1]["round"] == 1
+    (ending,) = (e["text"] for e in events if e["event"] == "ending")
+    assert ending.startswith(f"{RETURNED} '") and "train.lr" not in ending
+    assert ending.endswith("overflow; it ends, with the model of round 1")
 
 
 def test_an_added_strategy_may_return_its_arrays_in_any_order_and_precision(
@@ -792,7 +811,7 @@ if __name__ == "__main__":
     sites["town"] = ("target", data / "town.npz")
     options = ["--policy", str(here / "policy.toml"), "--min-images", "16"]
     with Deployment(here, sites, client_options=dict.fromkeys(sites, options)) as hub:
-        command = [sys.executable, "-m", "fedda.cli", "run", "shot-im", "--server", hub.home]
+        command = [sys.executable, "-m", "fedda", "run", "shot-im", "--server", hub.home]
         command += ["--dir", here / "runs", *settings]
         done = subprocess.run(command, cwd=here, env=hub.env, timeout=float(sys.argv[2]))
         logs = "".join(p.tail(30) for p in hub.processes.values() if done.returncode)

@@ -257,7 +257,9 @@ SUMMED: Hop = {
     )
 }
 JUDGED: Hop = {"target": Part(Rule({"candidate/*": Kind.MODEL}), Rule(), judges=True)}
+WITNESS = Rule(wire.MODEL, optional={"witness": Kind.GRADIENT})
 FREE: dict[str, Hops] = {
+    "the last sum": {"learn": {"target": Part(WITNESS, WITNESS, frozenset({"witness"}))}},
     "the run's own model": {"learn": {"target": Part(TO_MODEL, TO_MODEL)}},
     "its own copies of discriminators": {"learn": SUMMED},
     "judged only": {"hear": JUDGED, "learn": {"target": Part(TO_MODEL, TO_MODEL)}},

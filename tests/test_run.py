@@ -932,6 +932,18 @@ def test_a_site_that_was_restarted_before_it_answered_is_asked_again_at_once(
     assert journal.troubles == []
 
 
+def test_a_site_that_answers_several_questions_at_once_joins_once(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    """As after it was stopped and went on."""
+    grid, events = ScriptedGrid(domains), list[Event]()
+    sites = Sites(grid, Config.parse(FAST | runs), Journal(None, events.append))
+    for _ in range(2):
+        sites._ask([grid.id_of("anna")])
+    sites.look()
+    assert [e["site"] for e in events if e["event"] == "joined"].count("anna") == 1
+
+
 def test_a_site_that_gives_up_every_question_is_asked_less_and_less_often(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,3 +208,13 @@ def test_what_datasets_saves_is_read_as_it_gives_it(tmp_path: Path) -> None:
     found = data.load_source(tmp_path / "site")
     wanted = torch.stack([torch.from_numpy(np.array(row["image"])) for row in made])
     assert torch.equal(found.x[:, 0], wanted) and found.y.tolist() == made["label"][:]
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_two_tables_of_numbers_in_a_folder_are_refused_with_what_to_do(
+    tmp_path: Path, role: str
+) -> None:
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.csv").write_text("age,label\n1,a\n2,b\n")
+    with pytest.raises(DataError, match=r"2 tables \(test\.csv, train\.csv\).* a column split"):
+        data.describe(tmp_path, role)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from fedda import records
-from fedda.errors import FULL, Code, FeddaError, WireError, code_of
+from fedda.errors import FULL, Code, FeddaError, WireError, code_of, reason
 from fedda.wire.packing import Packed
 
 from ..answering import answer
@@ -88,7 +88,7 @@ def _failure(
         code, where = Code.DISK, error.filename or "a file below --state-dir"
         full = error.errno in FULL
         todo = "make room there" if full else "put back there what this account can read and write"
-        why = f"{where} cannot be used ({error.strerror}), so a request is refused"
+        why = f"{where} cannot be used ({reason(error)}), so a request is refused"
         logger.error("%s: %s, and the site goes on", why, todo)
     elif before and traceback.format_exception(before) == traceback.format_exception(error):
         logger.error("the request failed again: %s: %s", type(error).__name__, error)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedda.errors import KeyFileError
-from fedda.files import replacing
+from fedda.files import put
 
 FILE = "standing.json"
 # Events of `resident.serve` after which a site stands otherwise; all others leave it as it is, such
@@ -49,5 +49,4 @@ class Standing:
     def _keep(self, standing: str, text: str) -> None:
         self.text = text
         now = {"standing": standing, "text": text, "since": round(time.time())}
-        with replacing(self.path) as part:  # a health check never reads half a file
-            part.write_text(json.dumps(now) + "\n")
+        put(self.path, json.dumps(now) + "\n")  # a health check never reads half a file

@@ -301,7 +301,9 @@ def teaching(part: Part) -> list[str]:
 
     By the contract, whatever it is called: each model but the run's own, and atoms and means where
     the part has no labels. Not discriminators whose gradients are summed, as sites keep their own
-    copies, nor models that the part only judges.
+    copies, nor models that the part only judges. And not gradients such as f-DAN's witness, the sum
+    of the window before: who makes it up can make up the next window's as well, and the exchange's
+    bounds and `leaving.gradients` hold for both.
     """
     if part.judges and not _kinds(part.leaves):
         return []

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from fedda.config import WIDEST
 from fedda.config.sections import Section, validate
-from fedda.errors import ConfigError, typed
+from fedda.errors import ConfigError, reason, typed
 from fedda.files import unmarked
 from fedda.ops.distributions import ANY, check_entry
 
@@ -214,7 +214,7 @@ class Policy(Section):
             tree = tomllib.loads(unmarked(path.read_bytes()).decode())
         except OSError as error:
             raise ConfigError(
-                f"the policy {path} cannot be read ({error.strerror}); give another file, or make "
+                f"the policy {path} cannot be read ({reason(error)}); give another file, or make "
                 f"one with `{typed('fedda', 'policy', 'init', path)}`"
             ) from None
         except ValueError as error:  # no TOML, or no text

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 from fedda.files import keeping
 from fedda.train import generator, joined
 
@@ -111,7 +111,7 @@ def secret(folder: Path) -> str:
     except OSError as error:
         raise DataError(
             f"{path}, from which this site's random draws begin, cannot be read or written "
-            f"({error.strerror}); make room, or let this account write in its folder."
+            f"({reason(error)}); make room, or let this account write in its folder."
         ) from error
     return made
 
@@ -197,5 +197,5 @@ def _read(path: Path) -> tuple[bytes, Table]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}, which says how this site's images are divided into blocks, cannot be read "
-            f"({error}); restore it, or delete it if no model of this site was sent before."
+            f"({reason(error)}); restore it, or delete it if no model of this site was sent before."
         ) from error

@@ -80,6 +80,8 @@ def part_of_its_role(site: Site, request: Request) -> None:
 def own_policy(site: Site, request: Request) -> None:
     """The site's own policy lets it in, by the settings of its training."""
     site.gate.admit(request)
+    if site.origin is not None and (text := request.stage.phase.tells):
+        site.say(text)
 
 
 def own_classes(site: Site, request: Request) -> None:

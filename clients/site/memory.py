@@ -266,7 +266,7 @@ class Site:
         own = self._described.columns
         columns = inputs.columns if categories.are_of(inputs.columns, own) else ()
         form = self.reading.form(inputs._replace(columns=columns))
-        return form | {"cache": self.cache, "notice": self._say}
+        return form | {"cache": self.cache, "notice": self.say}
 
     def evaluation(self, inputs: Inputs, classes: tuple[str, ...]) -> "data.Labelled | None":
         """The labelled test files, apart from the training images; only a test opens them.
@@ -281,8 +281,8 @@ class Site:
             self._tests = {key: tests}
         return self._tests[key]
 
-    def _say(self, text: str) -> None:
-        """Log once what is odd about the site's data, though each training reads them again."""
+    def say(self, text: str) -> None:
+        """Log once what each training would say again, such as what is odd about the data."""
         if text not in self._said:
             self._said.add(text)
             logger.warning("%s: %s", self.name, text)

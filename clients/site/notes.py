@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedda.data import Labelled, Unlabelled
-from fedda.files import keep_newest, keeping, replacing
+from fedda.files import keep_newest, keeping, put, replacing
 from fedda.models import Model, as_inputs, evaluating
 from fedda.refining import Refined
 from fedda.train import generator
@@ -157,8 +157,7 @@ class Notes:
             "classes": list(self.task.names),
             "counts": counts.tolist(),
         }
-        with replacing(self.folder / CONFUSION) as part:
-            part.write_text(json.dumps(table))
+        put(self.folder / CONFUSION, json.dumps(table))
 
     def refined(self, made: Refined) -> None:
         """Write the points of some images, with the answers before and after."""

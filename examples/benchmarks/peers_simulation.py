@@ -85,7 +85,7 @@ def command(peer: str, data: Path, folder: Path, wanted: Wanted, fluke: Path) ->
         changes = [w for k, v in {**rates, **own}.items() for w in ("-c", f"{k}={v}")]
         words = ["run", "fedavg", "--simulate", data, "--target", TARGET, "--dir", folder]
         words += ["--name", "run", "--rounds", wanted.rounds + 1, *changes]
-        return [sys.executable, "-m", "fedda.cli", *map(str, words)]
+        return [sys.executable, "-m", "fedda", *map(str, words)]
     python = str(fluke / "bin" / "python") if peer == "fluke" else sys.executable
     program = HERE / ("peers_fluke.py" if peer == "fluke" else "peers_engine.py")
     return [python, *map(str, (program, data, *wanted, folder / "found.json"))]

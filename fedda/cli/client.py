@@ -27,7 +27,7 @@ from fedda.ops.address import address
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.proxies import proxy_to
 from fedda.ops.spawn import die_with_parent, quiet_port, scripts_first, watch_parent
-from fedda.results.escaping import PlainFormatter, PlainHandler, echo
+from fedda.results.escaping import PlainFormatter, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from fedda.data import Description
@@ -190,7 +190,7 @@ def client(
 
 
 def _logging(file: Path | None) -> None:
-    handlers: list[logging.Handler] = [PlainHandler(sys.stdout)]
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(file))
@@ -218,15 +218,14 @@ def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
         )
     if insecure:
         return
-    if ca is not None:
-        certificate.check_certificate(ca)
+    warnings = [] if ca is None else [certificate.check_certificate(ca)]
     if key is None:
         raise KeyFileError(
             "no --key was given, but the server admits registered sites only: give this site's "
             "private key, or --insecure to try out on one machine"
         )
     keys.load_node_key(key)
-    if warning := certificate.opened(key):
+    for warning in filter(None, (*warnings, certificate.opened(key))):
         echo(f"warning: {warning}", err=True)
 
 

@@ -18,6 +18,7 @@ from fedda.cli.helped import OpenGroup
 from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
+from fedda.files import filling
 from fedda.results.escaping import PlainConsole, echo
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -188,7 +189,7 @@ def split_(
     """
     from fedda.data.table import split as cut
 
-    with clear_exit():
+    with clear_exit(), filling(out):
         reading = reading_of(split, follow_links=follow_links, columns=columns)
         for site, rows in cut(table, out, by, reading, test_share).items():
             echo(f"{out / site}: {rows} examples")

@@ -1,6 +1,5 @@
 """How a command ends on an error that the user can correct: one sentence and an exit code."""
 
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -9,9 +8,9 @@ from pathlib import Path
 
 import typer
 
-from fedda.errors import FULL, FeddaError, KeyFileError, UsageError
+from fedda.errors import FULL, FeddaError, KeyFileError, UsageError, reason
 from fedda.ops.proxies import loopback_is_direct
-from fedda.results.escaping import echo
+from fedda.results.escaping import echo, outlasting
 
 USAGE, KEY_TROUBLE, INTERRUPTED = 2, 3, 130
 CODES = {UsageError: USAGE, KeyFileError: KEY_TROUBLE}
@@ -31,7 +30,7 @@ def clear_exit() -> Iterator[None]:
             where, advice = os.fsdecode(error.filename), "make room there"
         if error.errno not in FULL:
             advice = "give the path of a file or folder that this account can use"
-        echo(f"error: {where} cannot be used ({error.strerror}): {advice}", err=True)
+        echo(f"error: {where} cannot be used ({reason(error)}): {advice}", err=True)
         raise typer.Exit(1) from None
     except FeddaError as error:
         echo(f"error: {error}", err=True)
@@ -53,12 +52,13 @@ def interruptible(text: str) -> Iterator[None]:
 def as_a_program() -> Iterator[None]:
     """End a whole program with a sentence where its output goes to a file whose disk is full.
 
-    Output that was closed, as by `>&-`, goes nowhere. And Flower, which asks for it when it is
-    imported, gets a home where the account has none.
+    Output that was closed, as by `>&-`, or that nobody reads on, goes nowhere. And Flower,
+    which asks for it when it is imported, gets a home where the account has none.
     """
     for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: each gets its own
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    sys.stdout, sys.stderr = outlasting(sys.stdout), outlasting(sys.stderr)
     try:
         Path.home()
     except RuntimeError:
@@ -69,10 +69,8 @@ def as_a_program() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        if error.errno not in (*FULL, errno.EPIPE):
+        if error.errno not in FULL:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python flushes it once more
-        if error.errno != errno.EPIPE:
-            with suppress(OSError):
-                echo(f"error: the output cannot be written ({error.strerror}); make room", err=True)
+        with suppress(OSError):
+            echo(f"error: the output cannot be written ({reason(error)}); make room", err=True)
         sys.exit(1)

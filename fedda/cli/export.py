@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedda.cli.exits import clear_exit
-from fedda.errors import ConfigError, ModelError
+from fedda.errors import ConfigError, ModelError, reason
 from fedda.results.escaping import echo
 from fedda.results.read import MODEL, label
 
@@ -44,7 +44,7 @@ def export(
     """
     with clear_exit():
         source = chosen(run, method, seed, target)
-        if out is None or out.is_dir() or not out.suffix:
+        if out is None or out.is_dir() or not (out.suffix or out.exists()):
             out = (out or source.parent) / f"{source.stem}.onnx"
         if out.suffix != ".onnx":
             raise ConfigError(f"--out is {out}, but the file must end in .onnx.")
@@ -101,5 +101,6 @@ def settings_of(run: Path) -> dict[str, str]:
         return {"method": str(held["method"]), "run.seeds": str(held["run.seeds"])}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{run} does not say which trainings it holds ({error}); give both --method and --seed."
+            f"{run} does not say which trainings it holds ({reason(error)}); give both "
+            "--method and --seed."
         ) from None

@@ -144,8 +144,8 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
     from fedda.ops.bundle import stage
 
     address, ca = _server_of(launch)
-    if ca is not None:
-        certificate.check_certificate(ca)
+    if ca is not None and (warning := certificate.check_certificate(ca)):
+        echo(f"warning: {warning}", err=True)
     # Refused if another run writes to this folder: its journal would be shown, and mixed with ours.
     with alone(folder):
         pass

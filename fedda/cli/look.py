@@ -13,8 +13,9 @@ from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.errors import ConfigError, DataError, FeddaError, RunError, typed
+from fedda.files import put
 from fedda.halves import REFERENCE
-from fedda.library.beginning import Launch, new_settings
+from fedda.library.beginning import Launch, new_settings, unless
 from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import JOURNAL, LOOKED
 from fedda.settings import RunConfig, overrides
@@ -72,7 +73,8 @@ def look(
             on_server(config, Launch(server=str(server.absolute())), folder, said)
         elif data is not None:
             apart(folder, "--out", data, "--data")
-            _simulated(config, data, target, reading, folder)
+            with unless(lambda: False, folder):
+                _simulated(config, data, target, reading, folder)
         _present(folder, server, ["--data", str(data), *reading.words], as_json)
 
 
@@ -113,7 +115,7 @@ def _simulated(
     with journal.ending():
         seen = load("server", "simulation").look(config, sites, journal)
     if seen["settings"]:
-        (folder / LOOKED).write_text(json.dumps(seen | _rehearsed(seen, sites), indent=1))
+        put(folder / LOOKED, json.dumps(seen | _rehearsed(seen, sites), indent=1))
 
 
 def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import typer
 from fedda.cli.demo import SETTINGS, TARGET
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, DataError, typed
+from fedda.files import filling
 from fedda.halves import REFERENCE
 from fedda.results.escaping import echo
 
@@ -195,10 +196,11 @@ def begin_method(where: Path, name: str) -> str:
     folder = where / package
     if folder.exists():
         raise DataError(f"{folder} exists; choose another name, or move it away.")
-    (folder / package).mkdir(parents=True)
-    for file, text in {"../pyproject.toml": PYPROJECT.template, **METHOD_FILES}.items():
-        made = Template(text).substitute(name=name, package=package)
-        (folder / package / file).write_text(made)
+    with filling(folder):
+        (folder / package).mkdir()
+        for file, text in {"../pyproject.toml": PYPROJECT.template, **METHOD_FILES}.items():
+            made = Template(text).substitute(name=name, package=package)
+            (folder / package / file).write_text(made)
     return (
         f"a method is in {folder}; next: {typed('pip', 'install', '-e', folder)}, then "
         f"{typed('fedda', 'run', name, '--simulate', 'DIR', '--target', 'NAME')}"
@@ -228,9 +230,6 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
             raise DataError(f"{data}: {found}; give --target as one of {', '.join(known)}.")
         presets.settings(REFERENCE, [preset] if preset else [])  # raises if there is no such
         chosen, words = {"rounds": 10}, f"--preset {preset}" if preset else ""
-    directory.mkdir(parents=True)
-    if data is None:
-        build(directory / "sites")
     sites = "sites" if data is None else str(data.absolute())
     filled = {
         "sites_text": _toml(sites),
@@ -246,9 +245,12 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
         if data is None
         else f"The data stay where they are, in {sites}.",
     }
-    (directory / "study.toml").write_text(STUDY.substitute(filled))
-    (directory / "study.py").write_text(SCRIPT)
-    (directory / "README.md").write_text(README.substitute(filled).replace(" \n", "\n"))
+    with filling(directory):
+        if data is None:
+            build(directory / "sites")
+        (directory / "study.toml").write_text(STUDY.substitute(filled))
+        (directory / "study.py").write_text(SCRIPT)
+        (directory / "README.md").write_text(README.substitute(filled).replace(" \n", "\n"))
     return f"a study is in {directory}; next: {typed('cd', directory)} && python study.py"
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
-from fedda.files import states
+from fedda.files import put, states
 from fedda.halves import load
 from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import CROSSED
@@ -65,7 +65,7 @@ def init(
     with clear_exit():
         if path.exists():
             raise ConfigError(f"{path} exists already; give another name, or move it away")
-        path.write_text(load("clients", "policy.describe").fresh(classes, vectors))
+        put(path, load("clients", "policy.describe").fresh(classes, vectors))
     echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
 
 

@@ -14,7 +14,7 @@ from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.files import writing
 from fedda.halves import load
-from fedda.results.escaping import cell, echo
+from fedda.results.escaping import Output, cell, echo
 from fedda.results.read import RESULTS, model_file
 from fedda.results.remarks import adapted_elsewhere
 
@@ -64,6 +64,7 @@ def predict(
             echo(f"warning: {text}", err=True)
         found = table(model_file(model), data, batch, device, reading, like)
         if out is None:
+            Output.ends = True
             csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
         else:
             write(found, out)

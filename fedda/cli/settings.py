@@ -58,7 +58,7 @@ def settings(
     """
     with clear_exit():
         chosen = plugins.method(method)
-        listed = [*rows(RunConfig), *rows(chosen.config)]
+        listed = [*rows(RunConfig), *rows(chosen.config, f"{method}.")]
         if as_json:
             known = {key: {"default": value, "about": about} for key, value, about in listed}
             named = {

@@ -11,6 +11,7 @@ import typer
 from fedda.cli.at_server import ABOUT
 from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError, typed
+from fedda.files import put
 from fedda.halves import load
 from fedda.ops import certificate
 from fedda.ops.address import Address
@@ -129,7 +130,7 @@ def superlink(
         def ready() -> None:
             write_connection(home, admin, ca)
             about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
-            (directory / ABOUT).write_text(json.dumps(about))
+            put(directory / ABOUT, json.dumps(about))
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             say(f"ready: sites dial {public}; operators {admin} ({trust})")
 
@@ -149,8 +150,8 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
             f"`{typed('fedda', 'keys', 'init', '--dir', directory, '--host', 'NAME')}`, or give "
             "--insecure for development on one machine"
         )
-    certificate.check_certificate(ca)
-    certificate.check_certificate(pem, key)
-    for warning in filter(None, (certificate.check_server(pem), certificate.opened(key))):
+    warnings = [certificate.check_certificate(ca), certificate.check_certificate(pem, key)]
+    certificate.check_server(pem)
+    for warning in filter(None, (*warnings, certificate.opened(key))):
         echo(f"warning: {warning}", err=True)
     return ca, pem, key

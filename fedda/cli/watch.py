@@ -9,7 +9,7 @@ from fedda.cli import watching
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError, typed
-from fedda.results.escaping import echo
+from fedda.results.escaping import Output, echo
 from fedda.results.read import JOURNAL
 
 Folder = Annotated[
@@ -30,6 +30,7 @@ def attach(run: Folder = None, directory: Directory = Path("runs")) -> None:
     that it could not, 130 that the run was stopped, or this command was interrupted.
     """
     on_terminate()
+    Output.ends = True
     with clear_exit():
         folder = _chosen(run, directory)
         left = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedda.errors import RunError, typed
-from fedda.files import replacing
+from fedda.files import put
 from fedda.halves import load
 from fedda.library.beginning import LAUNCH
 from fedda.ops.lock import Holder, holder
@@ -49,8 +49,7 @@ class Submission:
 
     def write(self, folder: Path) -> None:
         """Write it to a run's folder."""
-        with replacing(folder / SUBMITTED) as part:
-            part.write_text(json.dumps(asdict(self)))
+        put(folder / SUBMITTED, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> "Submission | None":

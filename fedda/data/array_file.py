@@ -212,7 +212,7 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
         for examples in npz.examples(x):
             yield npz.without_texts(examples) if form.blank_texts else examples
 
-    def some() -> Iterator[Tensor]:
+    def some(notice: Callable[[str], object]) -> Iterator[Tensor]:
         done, seen = 0, Values()
         for examples in stored():
             seen.add(examples)
@@ -221,17 +221,17 @@ def _read(npz: Npz, x: str, form: Form, progress: Progress | None) -> Tensor:
             done += len(examples)
             if progress:
                 progress(done, n)
-        seen.report(form.notice or logger.warning, npz.named)
+        seen.report(notice, npz.named)
 
+    notice = form.notice or logger.warning
     if form.cache is not None and form.cache.takes(shape):
         contents = (one for examples in stored() for one in Unlabelled(examples).digests())
         key = key_of(contents, "array", *shape[1:], form.size, form.resize)
-        found = form.cache.find(key, shape)
-        return form.cache.make(key, shape, map(Tensor.numpy, some())) if found is None else found
+        return form.cache.get(key, shape, lambda said: map(Tensor.numpy, some(said)), notice)
     dtype = torch.uint8 if len(one) == 3 else torch.float32
     npz.check_room(x, math.prod(shape) * dtype.itemsize)
     whole, done = torch.empty(shape, dtype=dtype), 0
-    for examples in some():
+    for examples in some(notice):
         whole[done : done + len(examples)] = examples
         done += len(examples)
     return whole

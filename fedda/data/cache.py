@@ -1,10 +1,11 @@
 """Decoded examples on disk, so that a set may be larger than memory and is decoded only once.
 
-An entry is one file: all images as bytes, or all vectors as float32, then a trailer with its shape
-and a checksum. Its name is a digest of what they are made from: the content of every file or array
-row in order, the form, and the versions of Pillow and of this layout. Names and dates of files do
-not matter, so an entry is never used for other examples, and a copied folder finds it. Every entry
-is read once and checked before it is used; one that is damaged, or was interrupted, is made again.
+An entry is one file: all images as bytes, or all vectors as float32, then what was said of them,
+as JSON, and a trailer with its shape and a checksum. Its name is a digest of what they are made
+from: the content of every file or array row in order, the form, and the versions of Pillow and of
+this layout. Names and dates of files do not matter, so an entry is never used for other examples,
+and a copied folder finds it. Every entry is read once and checked before it is used; one that is
+damaged, or was interrupted, is made again.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import os
 import shutil
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,18 +29,20 @@ from torch import Tensor
 
 from fedda.data.sets import DIGEST
 from fedda.data.stored import Stored
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, reason
 from fedda.files import clear_partial, keep_newest, keeping
 from fedda.ops import system
 
 logger = logging.getLogger("fedda.data")
 
 Mode = Literal["auto", "memory", "disk"]
+Notice = Callable[[str], object]
+Rows = Iterable[np.ndarray]
 
 LARGE = 10**9  # bytes of decoded examples from which `auto` keeps them on disk
 KEPT = 4  # entries: training and test images, for two runs of different forms
 
-_LAYOUT = 1
+_LAYOUT = 2
 _MAGIC = {4: b"fedda-u8", 2: b"fedda-f4"}  # images (N, channels, H, W); vectors (N, d)
 _TRAILER = struct.Struct("<8s4QQ")  # magic, N, channels, H, W (or N, d, 0, 0), crc32 of the values
 _PIECE = 1 << 24  # bytes read at a time to check an entry
@@ -74,13 +78,32 @@ class Cache:
         """Whether a set of this shape belongs on disk: more than 1 GB, or a quarter of memory."""
         return self._always or is_large(shape)
 
-    def find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
-        """The examples of an entry, or None if there is no sound one.
+    def get(
+        self, key: str, shape: tuple[int, ...], read: Callable[[Notice], Rows], notice: Notice
+    ) -> Tensor:
+        """The examples of an entry, which is made if there is no sound one.
 
         Args:
             key: the entry's name.
             shape: (N, channels, H, W) of uint8, or (N, d) of float32.
+            read: gives the examples, some at a time in order, and says what is odd of them.
+            notice: is told so, even if that was found when the entry was made.
+
+        Raises:
+            DataError: there is no room for it, or it cannot be written.
         """
+        found, said = self._find(key, shape), list[str]()
+        if found is None:
+            found = self._make(key, shape, read(said.append), said)
+        else:
+            with self._path(key).open("rb") as file:
+                file.seek(_size(shape))
+                said = json.loads(file.read()[: -_TRAILER.size])
+        for text in said:
+            notice(text)
+        return found
+
+    def _find(self, key: str, shape: tuple[int, ...]) -> Tensor | None:
         path = self._path(key)
         if not path.exists():
             return None
@@ -92,17 +115,9 @@ class Cache:
             os.utime(path)  # the entries used last are kept
         return Stored.whole(path, shape, _dtype(shape))
 
-    def make(self, key: str, shape: tuple[int, ...], examples: Iterable[np.ndarray]) -> Tensor:
-        """Write an entry from its examples in order, one or some at a time.
-
-        Args:
-            key: the entry's name.
-            shape: (N, channels, H, W) of uint8, or (N, d) of float32.
-            examples: one image each, or some rows of the entry.
-
-        Raises:
-            DataError: there is no room for it, or it cannot be written.
-        """
+    def _make(
+        self, key: str, shape: tuple[int, ...], examples: Rows, said: Sequence[str]
+    ) -> Tensor:
         path, size = self._path(key), _size(shape)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -115,7 +130,8 @@ class Cache:
                 )
             with keeping(path, private=True) as part, part.open("wb") as file:
                 checksum = 0
-                for some in examples:
+                text = (np.frombuffer(json.dumps(said).encode(), np.uint8) for _ in (said,))
+                for some in chain(examples, text):  # all is said once all are read
                     flat = np.ascontiguousarray(some).data
                     checksum = zlib.crc32(flat, checksum)
                     file.write(flat)
@@ -124,7 +140,7 @@ class Cache:
                 os.fsync(file.fileno())
         except OSError as error:
             raise DataError(
-                f"{path} cannot be written ({error.strerror}): check the folder, choose another "
+                f"{path} cannot be written ({reason(error)}): check the folder, choose another "
                 f"--state-dir, or keep them in memory (--cache memory)"
             ) from error
         return Stored.whole(path, shape, _dtype(shape))
@@ -176,16 +192,17 @@ def _stated(shape: tuple[int, ...]) -> tuple[bytes, int, int, int, int]:
 
 def _wrong(path: Path, shape: tuple[int, ...]) -> str:
     """What is wrong with an entry, in words; empty if nothing is."""
-    size, checksum = _size(shape), 0
+    checksum = 0
     try:
-        if path.stat().st_size != size + _TRAILER.size:
+        size = path.stat().st_size - _TRAILER.size
+        if size < _size(shape):
             return "it has another size than its examples"
         with path.open("rb") as file:
             for start in range(0, size, _PIECE):
                 checksum = zlib.crc32(file.read(min(_PIECE, size - start)), checksum)
             *its, stated = _TRAILER.unpack(file.read(_TRAILER.size))
     except (OSError, struct.error) as error:
-        return f"it cannot be read ({error})"
+        return f"it cannot be read ({reason(error)})"
     if tuple(its) != _stated(shape):
         return "it was made for examples of another shape"
     return "" if stated == checksum else "its checksum is wrong"

@@ -13,6 +13,7 @@ is the number of it among those of its own file (`numbered`), which never leaves
 
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of the
 
 _GAPS = {"", ".", *NOTHING}
 _BOOLEANS = {"false": 0.0, "true": 1.0}  # texts in one file are numbers in another's
+_DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}([ t].*)?")  # of a plain name
 _APART = frozenset(",|")  # what separates values in a run's list
 
 logger = logging.getLogger("fedda.data")
@@ -304,12 +306,19 @@ def check_listed(where: object, parts: Sequence[str], names: Sequence[str]) -> N
 
 
 def apart(texts: Texts, declared: Texts) -> dict[str, str]:
-    """Columns of which some sites have no value in common with the others, with what to say.
+    """Columns of dates, or of which some sites have no value in common with the others.
 
     Arguments as of `alone`.
+
+    Returns:
+        What to say of each.
     """
     said = dict[str, str]()
     for column, sites in _by_site(texts, declared).items():
+        if column not in declared and all(map(_DATE.fullmatch, _united(sites.values()))):
+            what = f"the column {escaped(column)} seems to hold dates, which are no kinds of things"
+            said[column] = f"{what}: leave it out with --columns drop={escaped(column)}"
+            continue
         near = [*sites][:1]
         for _ in sites:  # those that share a value with the first, or with one that does, and so on
             known = _united(sites[s] for s in near).keys()

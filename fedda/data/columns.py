@@ -20,7 +20,7 @@ import numpy as np
 from fedda.data import decompression_limits, file_lists
 from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.optional import needed
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 from fedda.files import encoding
 
 IMAGES = ("path", "image")  # columns that name or hold images
@@ -260,7 +260,9 @@ def _of_csv(
                     for name, at in places.items()
                 }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file} cannot be read as CSV ({error}): write it as UTF-8") from error
+        raise DataError(
+            f"{file} cannot be read as CSV ({reason(error)}): write it as UTF-8"
+        ) from error
 
 
 def _check_points(

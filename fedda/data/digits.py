@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
+from fedda.files import keeping
+
 DOMAINS = ("handwritten", "blended", "fonts", "street")
 # Labels are expensive and images are cheap: the demo's target, without labels, has more images.
 TRAIN = {"handwritten": 200, "blended": 200, "fonts": 600, "street": 200}
@@ -58,8 +60,8 @@ def build(
             arrays[f"x_{split}"] = draw(domain, split, labels, rng, seed)
             arrays[f"y_{split}"] = labels.astype(np.int64)
         files.append(out / domain / "data.npz")
-        files[-1].parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(files[-1], **arrays)
+        with keeping(files[-1]) as part, part.open("wb") as file:
+            np.savez_compressed(file, **arrays)
     return files
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from fedda.data.naming import listed
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 from fedda.files import encoding
 
 ENDING = ".txt"
@@ -41,7 +41,9 @@ def lines(file: Path) -> list[Line]:
     try:
         text = file.read_text(encoding=encoding(file))
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): a text file is needed") from error
+        raise DataError(
+            f"{file} cannot be read ({reason(error)}): a text file is needed"
+        ) from error
     found = []
     for n, entry in enumerate(text.splitlines(), start=1):
         where = f"{file}, line {n}"

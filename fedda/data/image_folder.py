@@ -14,7 +14,7 @@ from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sou
 from fedda.data.samples import EXTENSIONS, is_dicom, volumes
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.table_files import csvs
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
@@ -294,7 +294,7 @@ def listing(folder: Path, within: Inside | None = None) -> Listing:
             entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be opened ({error.strerror}): check its permissions"
+            f"{folder} cannot be opened ({reason(error)}): check its permissions"
         ) from error
     for entry in entries:
         name = entry.name.lower()

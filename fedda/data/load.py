@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypedDict, TypeVar, Unpack, get_args
 
 from fedda import __version__
 from fedda.data import number_table
@@ -33,7 +33,7 @@ from fedda.data.sets import (
 )
 from fedda.data.table import Table
 from fedda.data.table_files import FILES, parts_of
-from fedda.errors import ConfigError, DataError, RunError
+from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None
 Site = ArrayFile | Checked | ImageFolder | Table
@@ -45,71 +45,55 @@ MOST_NAMED = 20  # broken images, or tables, in one message
 _SITE_FILES = ".csv, .parquet, .npz and HDF5"
 
 
-def load_source(
-    path: str | Path,
-    *,
-    channels: int = 0,
-    size: int = 0,
-    resize: Resize = "stretch",
-    cache: Cache | None = None,
-    progress: Progress | None = None,
-    reading: Reading = AS_IT_IS,
-    notice: Notice = None,
-) -> Labelled:
+class How(TypedDict, total=False):
+    """How examples are read.
+
+    channels   1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads a
+               folder as grayscale if all its images are, else as colour
+    size       pixels per side, to which images are resized. 0 leaves them as they are, which needs
+               images of one size
+    resize     how: `stretch` or `crop` (`fedda.data.form.Form`)
+    cache      where the decoded examples of a large set stay on disk; by default in memory
+    progress   called with the number of images read so far and the number of all
+    reading    what is said of the files: the split to train on, and how gray of more than 8 bits is
+               read
+    notice     called with a sentence about images that look odd; by default it is logged
+    """
+
+    channels: int
+    size: int
+    resize: Resize
+    cache: Cache | None
+    progress: Progress | None
+    reading: Reading
+    notice: Notice
+
+
+def load_source(path: str | Path, **how: Unpack[How]) -> Labelled:
     """A source's training set, with its labels.
 
     Args:
         path: an image folder, an .npz file, a folder that holds exactly one .npz file, an HDF5
             file, a table of images, a data set that Hugging Face's `datasets` saved, or what a
             reader of another package takes.
-        channels: 1 or 3 for images of so many channels; 0 leaves arrays as they are, and reads
-            a folder as grayscale if all its images are, else as colour.
-        size: pixels per side, to which images are resized. 0 leaves them as they are, which needs
-            images of one size.
-        resize: how: `stretch` or `crop` (`fedda.data.form.Form`).
-        cache: where the decoded examples of a large set stay on disk; by default in memory.
-        progress: called with the number of images read so far and the number of all.
-        reading: what is said of the files: the split to train on, and how gray of more than 8
-            bits is read.
-        notice: called with a sentence about images that look odd; by default it is logged.
+        how: it is read.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
-    site = open_site(path, reading)
-    return _own(site, site.source(form, progress), reading, notice)
+    site, form, reading = _opened(path, how)
+    return _own(site, site.source(form, how.get("progress")), reading, how.get("notice"))
 
 
-def load_target(
-    path: str | Path,
-    *,
-    channels: int = 0,
-    size: int = 0,
-    resize: Resize = "stretch",
-    cache: Cache | None = None,
-    progress: Progress | None = None,
-    reading: Reading = AS_IT_IS,
-    notice: Notice = None,
-) -> Unlabelled:
+def load_target(path: str | Path, **how: Unpack[How]) -> Unlabelled:
     """A target's training set: no label is read, not even where there are some.
 
     An .npz file's labels stay unread, class folders are one heap of images in a fixed shuffled
     order. The arguments are those of `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
-    site = open_site(path, reading)
-    return _own(site, site.target(form, progress), reading, notice)
+    site, form, reading = _opened(path, how)
+    return _own(site, site.target(form, how.get("progress")), reading, how.get("notice"))
 
 
 def load_evaluation(
-    path: str | Path,
-    *,
-    classes: Sequence[str] = (),
-    channels: int = 0,
-    size: int = 0,
-    resize: Resize = "stretch",
-    cache: Cache | None = None,
-    progress: Progress | None = None,
-    reading: Reading = AS_IT_IS,
-    notice: Notice = None,
+    path: str | Path, *, classes: Sequence[str] = (), **how: Unpack[How]
 ) -> Labelled | None:
     """The labelled test set of a site of either role, or None if it has none.
 
@@ -117,14 +101,21 @@ def load_evaluation(
     those of its training folders or `classes` array where these cover the test set, as at every
     source, else those of the test set. The other arguments are those of `load_source`.
     """
-    form = Form(channels, size, resize, cache, reading.gray, _heard(notice, reading))
-    site = open_site(path, reading)
-    test = site.evaluation(form, progress)
+    site, form, reading = _opened(path, how)
+    test = site.evaluation(form, how.get("progress"))
     if test is None:
         return None
     train = site.target(form, None) if reading.own or reading.fills else test
-    test = _own(site, test, reading, notice, train)
+    test = _own(site, test, reading, how.get("notice"), train)
     return align(test, classes) if classes else test
+
+
+def _opened(path: str | Path, how: How) -> tuple[Site, Form, Reading]:
+    """A site, the form of its examples, and what is said of its files."""
+    reading = how.get("reading", AS_IT_IS)
+    shape = how.get("channels", 0), how.get("size", 0), how.get("resize", "stretch")
+    heard = _heard(how.get("notice"), reading)
+    return open_site(path, reading), Form(*shape, how.get("cache"), reading.gray, heard), reading
 
 
 def _own(
@@ -327,7 +318,7 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
     try:
         archives = sorted(p for p in path.glob("*.npz") if not p.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{path} cannot be opened ({error.strerror}): check it") from error
+        raise DataError(f"{path} cannot be opened ({reason(error)}): check it") from error
     if len(archives) > 1:
         raise DataError(
             f"{path} holds {len(archives)} .npz files ({listed([p.name for p in archives])}): "

@@ -23,7 +23,7 @@ from fedda.data.cache import key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
 from fedda.data.sets import DIGEST, Labelled, Progress
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 
 logger = logging.getLogger("fedda.data")
 
@@ -161,7 +161,7 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
             _, height, width = headers.shape
     shape = (len(files), channels, height, width)
 
-    def images() -> Iterator[np.ndarray]:
+    def images(notice: Callable[[str], object]) -> Iterator[np.ndarray]:
         decode = partial(
             _pixels,
             channels=channels,
@@ -177,16 +177,16 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
             yield image
             if progress:
                 progress(i + 1, len(files))
-        seen.report(form.notice or logger.warning)
+        seen.report(notice)
 
+    notice = form.notice or logger.warning
     if form.cache is not None and form.cache.takes(shape):
         said = form.gray.bits if form.gray.window is None else form.gray.window
         key = key_of(_each(digest, files), *shape[1:], form.size, form.resize, said)
-        found = form.cache.find(key, shape)
-        return form.cache.make(key, shape, images()) if found is None else found
+        return form.cache.get(key, shape, images, notice)
     x = torch.empty(shape, dtype=torch.uint8)
     into = x.numpy()  # shares its memory with x
-    for i, image in enumerate(images()):
+    for i, image in enumerate(images(notice)):
         into[i] = image
     return x
 
@@ -259,7 +259,7 @@ def digest(file: Path | Encoded, more: str = "") -> bytes:
     try:
         return hashlib.blake2b(file.read_bytes() + more.encode(), digest_size=DIGEST).digest()
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}): check it") from error
+        raise DataError(f"{file} cannot be read ({reason(error)}): check it") from error
 
 
 def _each(
@@ -291,7 +291,7 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
     # Whatever Pillow stumbles over in a damaged file; a KeyError or a TypeError in a TIFF's tags.
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
         raise DataError(
-            f"{file} cannot be read as an image ({error}): replace or remove it, {OR_SKIP}"
+            f"{file} cannot be read as an image ({reason(error)}): replace or remove it, {OR_SKIP}"
         ) from error
     except Image.DecompressionBombError as error:
         raise DataError(

@@ -7,7 +7,6 @@ stay training images, test images stay test images.
 """
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from fedda.data.naming import listed
 from fedda.data.sets import Labelled, Role, Unlabelled
 from fedda.data.unify import CHUNK
 from fedda.errors import ConfigError, DataError
-from fedda.files import claim
+from fedda.files import filling
 
 _Half = Labelled | Unlabelled
 _SPLITS = ("train", "test")
@@ -77,9 +76,8 @@ def build(
             shares.append(
                 _dealt(half, len(angles), rng, f"{('training', 'test')[s]} images in {source}")
             )
-    created = claim(out)
     written: list[Rotated] = []
-    try:
+    with filling(out):
         for i, angle in enumerate(angles):
             folder = out / str(angle)
             folder.mkdir()
@@ -88,10 +86,6 @@ def build(
             written.append(Rotated(folder / "data.npz", train, test))
             arrays: dict[str, Any] = _arrays(halves, rows, angle)
             np.savez_compressed(written[-1].path, **arrays)
-    except BaseException:
-        for folder in [out] if created else [out / str(angle) for angle in angles]:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
     return written
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from fedda.errors import DataError
+from fedda.files import keeping
 
 from .digits import CLASSES, SANS, SERIF, Pixels
 
@@ -57,8 +58,8 @@ def build(
         drawn = [number(int(label), files, rng, size) for label in labels]
         arrays |= {f"x_{split}": np.stack(drawn), f"y_{split}": labels.astype(np.int64)}
     path = out / DOMAIN / "data.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **arrays)
+    with keeping(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **arrays)
     return path
 
 

@@ -34,7 +34,7 @@ from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, so
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.table_files import MANIFEST, SPLITS, others, parts_of
 from fedda.errors import DataError
-from fedda.files import claim, place
+from fedda.files import place
 
 Image = Path | Encoded
 
@@ -279,7 +279,6 @@ def split(
             f"{path} is no table: give a CSV or parquet file, or a data set that Hugging "
             f"Face's save_to_disk wrote"
         )
-    claim(out, make=False)
     there = {
         s
         for file, its in files

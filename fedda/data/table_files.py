@@ -23,7 +23,7 @@ from fedda.data.columns import IMAGES, headings
 from fedda.data.form import AS_IT_IS, Reading
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 from fedda.files import encoding
 
 MANIFEST = "manifest.csv"
@@ -122,7 +122,13 @@ def _csv_of(folder: Path, reading: Reading) -> list[tuple[Path, str | None]]:
             f"{folder} holds {len(labelled)} tables of images ({found}), and a site has one: give "
             f"the file to use, such as {labelled[0]}"
         )
-    alone = [file for file in files if [*folder.glob("[!.]*")] == [file]]
+    alone = files if sorted(folder.glob("[!.]*")) == files else []
+    if len(alone) > 1 and not labelled:
+        raise DataError(
+            f"{folder} holds {len(alone)} tables ({listed([file.name for file in alone])}), and a "
+            "site has one: put their rows into one, with a column split that says of each whether "
+            "it is for train or test"
+        )
     return [(file, None) for file in labelled or alone]
 
 
@@ -179,5 +185,7 @@ def _json(file: Path, inside: Inside) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding=encoding(file)))
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read ({error}): save the data set again") from error
+        raise DataError(
+            f"{file} cannot be read ({reason(error)}): save the data set again"
+        ) from error
     return found if isinstance(found, dict) else {}

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from fedda import plugins
 from fedda.config.sections import Flat, Section, validate
 from fedda.errors import ConfigError, RunError, typed
+from fedda.files import put
 from fedda.halves import REFERENCE
 from fedda.ops.lock import alone, holder, still_going_on
 from fedda.results import read
+from fedda.results.story import added
 from fedda.settings import RunConfig, presets
 
 LAUNCH = "launch.json"
@@ -68,7 +70,7 @@ def new_settings(
 def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
     """Note how a new run is started; if it does not begin in the `with` block, leave no folder.
 
-    A run has begun once it has a journal.
+    A run on a server has begun once the server writes its journal, another once it trains.
 
     Raises:
         RunError: the folder holds a run already, or cannot be written.
@@ -83,14 +85,27 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
                 f"{typed('fedda', 'run', '--resume', folder)}"
             )
         )
-    fresh = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
+    journal, here = folder / read.JOURNAL, launch.simulate or launch.target
+
+    def kept() -> bool:
+        there = journal.exists()
+        return there and not (here and all(e["event"] != "training" for e in added(journal)[0]))
+
+    with unless(kept, folder):
         with alone(folder):  # another run may wait for its sites there
             started = launch.model_dump() | {"settings": config.flat()}
-            (folder / LAUNCH).write_text(json.dumps(started, indent=1))
+            put(folder / LAUNCH, json.dumps(started, indent=1))
         yield folder
+
+
+@contextmanager
+def unless(kept: Callable[[], bool], folder: Path) -> Iterator[None]:
+    """If the `with` block fails, leave no folder that was not there before, unless it is kept."""
+    fresh = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
     except BaseException:
-        if folder in fresh and not (folder / read.JOURNAL).exists():
+        if folder in fresh and not kept():
             shutil.rmtree(folder, ignore_errors=True)
             for parent in fresh[1:]:
                 with suppress(OSError):  # something else lies in it by now

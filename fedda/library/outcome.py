@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedda.errors import ConfigError, DataError, ModelError, RunError
 from fedda.results import read
 from fedda.results.diagnostics import Doubt
+from fedda.settings import as_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,7 +65,10 @@ class Training:
             accuracies=tuple(each.get("accuracy") for each in rounds),
             losses=tuple(each.get("loss") for each in rounds),
             weights=rounds[-1].get("weights", {}) if rounds else {},
-            doubts=tuple(Doubt(**each) for each in noted.get("doubts", ())),
+            doubts=tuple(
+                Doubt(**each | {"text": as_arguments(each["text"])})
+                for each in noted.get("doubts", ())
+            ),
             bytes=noted["bytes"],
             seconds=noted["seconds"],
             rounds=tuple(rounds),

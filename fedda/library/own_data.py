@@ -21,7 +21,7 @@ from fedda.data import categories, naming
 from fedda.data.npz import check_highest
 from fedda.data.pixels import on_white
 from fedda.data.samples import is_veiled
-from fedda.errors import DataError, RunError
+from fedda.errors import DataError, RunError, reason
 
 from .program_tables import columns_of, frame, unmasked
 
@@ -448,5 +448,6 @@ def _claim(place: Path, contents: Mapping[str, str]) -> None:
             )
         note.write_text(json.dumps(contents))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise RunError(f"{place} cannot be used ({why}); give another folder as dir.") from None
+        raise RunError(
+            f"{place} cannot be used ({reason(error)}); give another folder as dir."
+        ) from None

@@ -241,7 +241,7 @@ def simulate(
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)
             launch = launch.model_copy(update={"simulate": str(root)})
-            with nullcontext() if quiet else Display(config) as display:
+            with nullcontext() if quiet else Display(config, words=in_words) as display:
                 shown = [] if display is None else [display]
                 execute(
                     config, launch, *shown, say=lambda text: None if quiet else note(in_words(text))

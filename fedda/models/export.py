@@ -13,7 +13,7 @@ loaded again and gave the model's probabilities.
 import json
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import fedda
 from fedda import models
 from fedda.config.inputs import REFUSE, Inputs
 from fedda.errors import ModelError
-from fedda.files import unprotected
+from fedda.files import writing
 
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
 BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
@@ -64,8 +64,9 @@ def export(source: Path, out: Path) -> Exported:
         out: the file; an existing file is replaced only after the check.
 
     Raises:
-        ModelError: the model cannot be read, a package is missing, the file cannot be written, or
-            its probabilities differ from the model's.
+        ModelError: the model cannot be read, a package is missing, or the file's probabilities
+            differ from the model's.
+        RunError: the file cannot be written.
     """
     if out.exists() and not out.is_file():
         raise ModelError(f"{out} is no file, and what is written is read again; give one by --out.")
@@ -81,12 +82,11 @@ def export(source: Path, out: Path) -> Exported:
         "model": meta.config.name,
         "version": fedda.__version__,
     }
-    part = out.with_name(f".{out.stem}.part{out.suffix}")
-    try:
-        unprotected(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with _convertible(meta):
+        program = _traced(model, meta.shape)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out, "give another file by --out") as part:
         with _convertible(meta):
-            program = _traced(model, meta.shape)
             _write(program, part, json.dumps(about))
         difference = compare(model, _read(part)[0], meta.shape)
         if not difference <= LARGEST:  # true for NaN as well
@@ -95,14 +95,6 @@ def export(source: Path, out: Path) -> Exported:
                 f"so it was deleted; report the model's name ({meta.config.name}) and the versions "
                 "of torch and onnx."
             )
-        part.replace(out)
-    except OSError as error:
-        raise ModelError(
-            f"{out} cannot be written ({error.strerror or error}); choose another place with --out."
-        ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
     return Exported(out, difference)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fedda
 from fedda.config import NETWORKS, ModelConfig
 from fedda.config.inputs import REFUSE, Inputs, Missing, Resize, window_of
-from fedda.errors import ModelError
+from fedda.errors import ModelError, reason
 from fedda.files import keeping, unprotected
 
 from .backbone import backbone, frozen
@@ -105,9 +105,9 @@ def save(
         with keeping(path) as part:
             safetensors.torch.save_file(apart(tensors), part, metadata={_KEY: json.dumps(about)})
     except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"Cannot write the model to '{path}' ({why}); make room or choose another place."
+            f"Cannot write the model to '{path}' ({reason(error)}); make room or choose "
+            "another place."
         ) from error
 
 
@@ -161,7 +161,8 @@ def _read(path: str | Path, weights: bool) -> tuple[Meta, dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"Cannot read '{path}' as a model ({error}); give a .safetensors file saved by fedda."
+            f"Cannot read '{path}' as a model ({reason(error)}); give a .safetensors "
+            "file saved by fedda."
         ) from error
     if about is None:
         raise ModelError(

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedda.errors import KeyFileError, typed
-from fedda.files import unmarked
+from fedda.errors import KeyFileError, reason, typed
+from fedda.files import keeping, unmarked
 
 CA_DAYS = 3650
 SERVER_DAYS = 825
@@ -46,7 +46,6 @@ def init(directory: Path, hosts: Iterable[str] = ()) -> None:
                 "that trusts it: give another folder, or move this one away first"
             )
     _sans(hosts := list(hosts))
-    directory.mkdir(parents=True, exist_ok=True)
     ca_key = ec.generate_private_key(ec.SECP384R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda authority")])
     ca = (
@@ -55,8 +54,8 @@ def init(directory: Path, hosts: Iterable[str] = ()) -> None:
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(ca_key, hashes.SHA384())
     )
-    write_private(directory / "ca.key", _pem(ca_key))
-    (directory / "ca.crt").write_bytes(ca.public_bytes(serial.Encoding.PEM))
+    pem = ca.public_bytes(serial.Encoding.PEM)
+    write_pair(directory / "ca.key", _pem(ca_key), directory / "ca.crt", pem)
     renew(directory, hosts)
 
 
@@ -68,7 +67,7 @@ def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
     """
     directory = Path(directory)
     check_certificate(directory / "ca.crt", directory / "ca.key")
-    ca = x509.load_pem_x509_certificate((directory / "ca.crt").read_bytes())
+    ca = _read(directory / "ca.crt")
     ca_key = _private(directory / "ca.key")
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda server")])
@@ -80,28 +79,26 @@ def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
         .add_extension(_usage(signs_certificates=False), critical=True)
         .sign(ca_key, hashes.SHA384())
     )
-    write_private(directory / "server.key", _pem(key))
-    (directory / "server.pem").write_bytes(server.public_bytes(serial.Encoding.PEM))
+    pem = server.public_bytes(serial.Encoding.PEM)
+    write_pair(directory / "server.key", _pem(key), directory / "server.pem", pem)
 
 
-def check_certificate(path: Path, key: Path | None = None) -> None:
+def check_certificate(path: Path, key: Path | None = None) -> str:
     """Refuse a certificate that is missing, not valid now, or not of the given private key.
+
+    Returns:
+        A warning, if it expires soon.
 
     Raises:
         KeyFileError: with the dates and what to do.
     """
-    try:
-        certificate = x509.load_pem_x509_certificate(pem(path))
-    except ValueError as error:
-        raise KeyFileError(
-            f"{path} is not a PEM certificate: give what `fedda keys init` made at the server"
-        ) from error
+    certificate = _read(path)
     now = datetime.now(UTC)
     starts, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    todo = f"renew it {_renewal(path, certificate)} and start this server again"
+    if certificate.issuer == certificate.subject:  # an authority, which nobody renews
+        todo = "the server's operator makes another with `fedda keys init` and hands it out"
     if now > ends:
-        todo = "renew it with `fedda keys renew`"
-        if certificate.issuer == certificate.subject:  # an authority, which nobody renews
-            todo = "the server's operator makes another with `fedda keys init` and hands it out"
         raise KeyFileError(
             f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC and it is {now:%Y-%m-%d %H:%M} UTC now: "
             f"{todo}; check this machine's clock, too"
@@ -116,37 +113,52 @@ def check_certificate(path: Path, key: Path | None = None) -> None:
             f"{key} is not the private key of {path}: use the two files of the same "
             "`fedda keys init`, or make a new pair with `fedda keys renew`"
         )
+    if ends - now >= SOON:
+        return ""
+    return f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: {todo}"
 
 
-def check_server(path: Path) -> str:
-    """Refuse a server's certificate without 127.0.0.1 -> a warning, if it expires soon.
+def check_server(path: Path) -> None:
+    """Refuse a server's certificate without 127.0.0.1.
 
     Raises:
         KeyFileError: the server itself, which admits keys at 127.0.0.1, would not accept it.
     """
-    certificate = x509.load_pem_x509_certificate(pem(path))
+    certificate = _read(path)
+    if LOOPBACK not in (hosts := _hosts(certificate)):
+        raise KeyFileError(
+            f"{path} names {', '.join(hosts) or 'no host'} and not {LOOPBACK}, where this server "
+            "admits sites' keys and takes runs: make one that names it, too, "
+            f"{_renewal(path, certificate)}"
+        )
+
+
+def _read(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem(path))
+    except ValueError as error:
+        raise KeyFileError(
+            f"{path} is not a PEM certificate: give what `fedda keys init` made at the server"
+        ) from error
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    """The host names and addresses of a server's certificate."""
     hosts: list[str] = []
     with suppress(x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts += [name for name in names.get_values_for_type(x509.DNSName) if name != LOOPBACK]
         hosts += map(str, names.get_values_for_type(x509.IPAddress))
-    own = [host for host in hosts if host not in ALWAYS and "*" not in host]
-    options = (word for host in own for word in ("--host", host))
-    renewal = f"with `{typed('fedda', 'keys', 'renew', '--dir', path.parent, *options)}`"
+    return hosts
+
+
+def _renewal(path: Path, certificate: x509.Certificate) -> str:
+    """How a server's certificate is made anew."""
     if not (path.parent / "ca.key").is_file():
-        renewal = "where it is from"
-    if LOOPBACK not in hosts:
-        raise KeyFileError(
-            f"{path} names {', '.join(hosts) or 'no host'} and not {LOOPBACK}, where this server "
-            f"admits sites' keys and takes runs: make one that names it, too, {renewal}"
-        )
-    ends = certificate.not_valid_after_utc
-    if ends - datetime.now(UTC) >= SOON:
-        return ""
-    return (
-        f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: renew it "
-        f"{renewal} and start this server again"
-    )
+        return "where it is from"
+    own = [host for host in _hosts(certificate) if host not in ALWAYS and "*" not in host]
+    options = (word for host in own for word in ("--host", host))
+    return f"with `{typed('fedda', 'keys', 'renew', '--dir', path.parent, *options)}`"
 
 
 def pem(path: Path) -> bytes:
@@ -164,17 +176,16 @@ def read(path: Path, what: str) -> bytes:
         return unmarked(Path(path).read_bytes())
     except OSError as error:
         raise KeyFileError(
-            f"the {what} {path} cannot be read ({error.strerror}): give the path of an existing "
+            f"the {what} {path} cannot be read ({reason(error)}): give the path of an existing "
             "file, or make it with `fedda keys`"
         ) from error
 
 
-def write_private(path: Path, content: bytes) -> None:
-    """Write a private file; others cannot read it at any time, not even while it is written."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+def write_pair(private: Path, secret: bytes, public: Path, content: bytes) -> None:
+    """Write a private file, which others cannot read at any time, and its public half, or none."""
+    with keeping(public) as shown, keeping(private, private=True) as hidden:
+        hidden.write_bytes(secret)
+        shown.write_bytes(content)
 
 
 def opened(path: Path) -> str:

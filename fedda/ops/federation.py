@@ -18,7 +18,7 @@ from fedda.ops import certificate, keys
 from fedda.ops.flwr_home import OFFLINE
 from fedda.ops.spawn import LOOPBACK, Process, Reserved, scripts_first
 
-PROGRAM = (sys.executable, "-m", "fedda.cli")
+PROGRAM = (sys.executable, "-m", "fedda")
 
 
 class Deployment:

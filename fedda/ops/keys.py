@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedda.errors import KeyFileError, typed
-from fedda.files import replacing
-from fedda.ops.certificate import read, write_private
+from fedda.files import put
+from fedda.ops.certificate import read, write_pair
 
 # Each request of a site is signed: on P-384 that takes three times as long, at both ends.
 CURVE = ec.SECP256R1()
@@ -52,10 +52,7 @@ def add(directory: Path, name: str, role: str = "") -> Path:
     """
     _check_free(directory, name)
     path = Path(directory) / "nodes" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(CURVE)
-    write_private(path, private_bytes(key))
-    path.with_name(f"{name}.pub").write_bytes(_line(key.public_key(), name, role))
+    _make(path, name, role)
     _write_peers(directory)
     return path
 
@@ -74,11 +71,15 @@ def request(folder: Path, name: str, role: str = "") -> tuple[Path, str]:
                 f"{file} exists already: send {name}.pub that was made with it, or choose another "
                 "folder or name"
             )
+    return public, fingerprint(_make(private, name, role))
+
+
+def _make(private: Path, name: str, role: str) -> ec.EllipticCurvePublicKey:
+    """Make a key pair, the private key's file and, beside it, its .pub -> the public key."""
     key = ec.generate_private_key(CURVE)
-    private.parent.mkdir(parents=True, exist_ok=True)
-    write_private(private, private_bytes(key))
-    public.write_bytes(_line(key.public_key(), name, role))
-    return public, fingerprint(key.public_key())
+    public = _line(key.public_key(), name, role)
+    write_pair(private, private_bytes(key), private.with_name(f"{name}.pub"), public)
+    return key.public_key()
 
 
 def read_request(path: Path) -> tuple[str, str, ec.EllipticCurvePublicKey]:
@@ -139,7 +140,7 @@ def admit_key(
         )
     target = Path(directory) / "nodes" / f"{name}.pub"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(_line(key, name, role))
+    put(target, _line(key, name, role))
     _write_peers(directory)
     return target
 
@@ -248,8 +249,7 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _write_peers(directory: Path) -> None:
     folder = Path(directory) / "nodes"
     lines = [(folder / f"{n}.pub").read_bytes() for n in names(directory)]
-    with replacing(Path(directory) / "peers") as part:
-        part.write_bytes(b"".join(lines))
+    put(Path(directory) / "peers", b"".join(lines))
 
 
 def _line(key: ec.EllipticCurvePublicKey, name: str, role: str) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from fedda.errors import RunError, typed
+from fedda.errors import RunError, reason, typed
 
 from .system import lock as take
 
@@ -89,7 +89,7 @@ def holder(folder: Path) -> Holder | None:
 def unwritable(folder: Path, error: OSError) -> RunError:
     """What to say of a run's folder that cannot be written."""
     return RunError(
-        f"The run's folder {folder} cannot be written ({error.strerror}): make room, let this "
+        f"The run's folder {folder} cannot be written ({reason(error)}): make room, let this "
         "account write there, or choose another --dir."
     )
 

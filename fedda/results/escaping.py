@@ -3,12 +3,14 @@
 A terminal obeys control codes, and a spreadsheet computes cells that begin as formulas do.
 """
 
+import io
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -53,11 +55,42 @@ def in_table(text: str) -> str:
 
 
 def echo(text: object = "", err: bool = False) -> None:
-    """Print a text to the terminal; where nobody reads on, as after `| head`, the work goes on."""
-    try:
-        typer.echo(visible(str(text)), err=err)
-    except BrokenPipeError:
-        unread(sys.stderr if err else sys.stdout)
+    """Print a text to the terminal."""
+    typer.echo(visible(str(text)), err=err)
+
+
+class Output(io.FileIO):
+    """The file of a program's stream: where nobody reads on, as after `| head`, the work goes on.
+
+    What is then written goes nowhere. A program that only shows something `ends`, as if done.
+    """
+
+    ends = False
+    former: TextIO  # the stream that it takes the place of, which would else close the file
+
+    def write(self, data: Any) -> int:
+        """Write bytes."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            unread(self)
+            if not isinstance(error, BrokenPipeError):
+                error.filename = "the output"
+                raise
+            if self.ends:
+                sys.exit()
+            return memoryview(data).nbytes
+
+
+def outlasting(stream: TextIO) -> TextIO:
+    """A stream that writes to an `Output`; one to a terminal, or of no file, stays as it is."""
+    with suppress(OSError):
+        if not stream.isatty():
+            file = Output(stream.fileno(), "w", closefd=False)
+            file.former = stream
+            how = stream.encoding, stream.errors, None, bool(stream.line_buffering)
+            return io.TextIOWrapper(io.BufferedWriter(file), *how)
+    return stream
 
 
 def unread(stream: Any) -> None:
@@ -73,17 +106,6 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Put a record into words."""
         return visible(super().format(record))
-
-
-class PlainHandler(logging.StreamHandler[Any]):
-    """A log on an output that nobody need read."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Go on without the output where its reader has gone."""
-        if isinstance(sys.exception(), BrokenPipeError):
-            unread(self.stream)
-        else:
-            super().handleError(record)
 
 
 class PlainConsole(Console):

@@ -70,14 +70,16 @@ class Display(OnTerminal):
         config: the run; from it the display knows the number of trainings, and so the time that is
             left for all of them. Without it each training is shown by itself.
         console: where to write, by default to stdout.
+        words: puts what is said into the words of whoever reads it.
     """
 
     def __init__(
         self,
         config: RunConfig | None = None,
         console: Console | None = None,
+        words: Callable[[str], str] = str,
     ) -> None:
-        console = console or PlainConsole()
+        console, self._words = console or PlainConsole(), words
         self._story = tell((), config.flat() if config else None)
         self._said, self._hinted = 0.0, set[str]()
         self._numbers = Text()
@@ -188,7 +190,7 @@ class Display(OnTerminal):
         )
 
     def _say(self, text: str, style: str = "") -> None:
-        line = Text(printable(text), style=style)
+        line = Text(printable(self._words(text)), style=style)
         self.console.print(line, soft_wrap=True, highlight=False)
 
     def _update(self, key: Key) -> None:

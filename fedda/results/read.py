@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedda.errors import ModelError, RunError, typed
+from fedda.errors import ModelError, RunError, reason, typed
 
 RESULTS, MODEL, JOURNAL = "results.json", "model.safetensors", "journal.jsonl"
 ANSWERED = "answers"  # what its last test said of the answers to each class
@@ -38,7 +38,7 @@ def load(path: Path) -> Results:
     except FileNotFoundError:
         raise RunError(f"{path} holds no {RESULTS}: {_instead(path)}") from None
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else f"it is no {RESULTS}"
+        why = reason(error) if isinstance(error, OSError) else f"it is no {RESULTS}"
         raise RunError(
             f"{file} cannot be read ({why}): give the folder of a finished run."
         ) from error
@@ -271,10 +271,11 @@ def answers(results: Results, method: str, which: str, target: str = "") -> dict
     """The tables of answers by class of a method's trainings, by seed.
 
     Returns:
-        Per seed its table: "counts" (C, C) and "tests" (C,).
+        Per seed its table: "counts" (C, C) and "tests" (C,), and "tested", their number before a
+        site rounded each of these.
     """
     return {
-        seed_of(results, t): t[ANSWERED][which]
+        seed_of(results, t): t[ANSWERED][which] | {"tested": t["rounds"][-1].get("tested")}
         for t in results["trainings"][method]
         if which in (t.get(ANSWERED) or {}) and target in ("", t.get("target", target))
     }
@@ -294,15 +295,15 @@ def kinds(results: Results) -> dict[tuple[str, ...], list[dict[str, Any]]]:
 
 
 def in_tens(tables: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether tables of answers are of real sites, by their counts."""
-    return not any(n % TENS for table in tables for row in table["counts"] for n in row)
+    """Whether a site has rounded counts of tables of answers down: then tests are missing."""
+    return any(sum(map(sum, table["counts"])) != table["tested"] for table in tables)
 
 
 def by_class(results: Results, method: str, which: str) -> list[tuple[float, float] | None]:
     """Between what the accuracy of each class lies, over all trainings of a method.
 
     Real sites round each count down to tens, of right answers and of tests. Simulated ones do not,
-    so that both bounds are equal, unless all counts happen to be tens. None: no ten tests.
+    so that both bounds are equal. None: no ten tests.
     """
     tables = answers(results, method, which).values()
     lost = (TENS - 1) * len(tables) * in_tens(tables)

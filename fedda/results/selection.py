@@ -1,6 +1,6 @@
 """The table of candidates from which a target has chosen its collaborator, as FRUDA measures it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Selection = Mapping[str, Any]  # a training's `selection` in results.json
@@ -37,8 +37,3 @@ def outcome(selection: Selection) -> str:
         else ""
     )
     return f"W1 {after['w1']:.3g} after it, so eps at most {after['eps']:.3f}; {infomax}{kept}"
-
-
-def selections(trainings: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, Selection]]:
-    """Return target, seed and table of each training that has one."""
-    return [(t["target"], t["seed"], t["selection"]) for t in trainings if "selection" in t]

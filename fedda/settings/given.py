@@ -15,7 +15,12 @@ from .run_config import defaults
 _QUOTE = "'\"'\"'"  # as a shell takes one inside of quotes
 _OPTION = re.compile(
     rf"-c '([\w.-]+)=((?:[^']|{_QUOTE})*)'|"
-    r"-c ([\w.-]+)=([^\s;)]*\w)|--(columns) ([^\s;)]*\w)(?![\w=])"
+    r"-c ([\w.-]+)=([^\s;)]*\w)|--(columns) ([^\s;)]*\w)(?![\w=])|"
+    r"--(rounds|gray-bits|threads) (\d+)|--(preset|engine) (photos|vectors|table|process|ray)\b"
+)
+_BARE = re.compile(
+    r"(?:fedda run )?--(resume)(?: /\S*\w)?|--(skip-broken|follow-links|name|dir|split|target|"
+    r"gray-bits|engine|threads|poison|teacher|start-from|seeds|preset|rounds)\b"
 )
 
 
@@ -93,7 +98,13 @@ def as_keyword(key: str) -> str:
 
 def as_arguments(text: str) -> str:
     """A text with a command line's settings as a function's: `-c train.lr=.1` is `train_lr=.1`."""
-    return _OPTION.sub(_as_argument, text)
+    return _BARE.sub(_as_keyword, _OPTION.sub(_as_argument, text))
+
+
+def _as_keyword(option: re.Match[str]) -> str:
+    name = as_keyword(option[1] or option[2])
+    plain = {"name": "dir"}.get(name, name)
+    return f"{plain}=True" if name in ("resume", "skip_broken", "follow_links") else plain
 
 
 def _as_argument(option: re.Match[str]) -> str:
@@ -105,7 +116,8 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def _unknown(key: str, method: str, known: Mapping[str, sections.Scalar]) -> ConfigError:
-    near = _near(key, [k.removeprefix(f"{method}.") for k in known])
+    own = f"{method}."
+    near = _near(key.removeprefix(own), [k.removeprefix(own) for k in known])
     hint = f"; did you mean {' or '.join(near)}?" if near else "; see fedda settings."
     return ConfigError(f"There is no setting '{key}'{hint}")
 

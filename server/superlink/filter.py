@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedda.files import replacing
+from fedda.files import put
 from fedda.flower import TRACING_LAYER, heartbeat_pb2
 from fedda.flower import fleet_pb2 as fleet
 from fedda.ops.refusal import REFUSED, Refusal
@@ -125,8 +125,7 @@ class Traffic:
             "total": total,
             "routes": routes,
         }
-        with replacing(path) as part:
-            part.write_text(json.dumps(content, indent=2) + "\n")
+        put(path, json.dumps(content, indent=2) + "\n")
 
 
 class FleetOnly:

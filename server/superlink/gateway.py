@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedda import flower
-from fedda.errors import RunError
+from fedda.errors import RunError, reason
 from fedda.ops import spawn, system
 from fedda.ops.address import Address
 from fedda.ops.allocator import one_pool
@@ -301,7 +301,7 @@ def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool 
     except OSError as error:
         listener.close()
         raise RunError(
-            f"cannot listen on {Address(host, port)} ({error.strerror}): stop the program that "
+            f"cannot listen on {Address(host, port)} ({reason(error)}): stop the program that "
             "uses it, or choose another with --port or --admin-port"
         ) from error
     listener.set_inheritable(False)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fedda.errors import RunError
-from fedda.files import replacing
+from fedda.errors import RunError, reason
+from fedda.files import put
 from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import REGISTERED
 
@@ -27,8 +27,7 @@ def write(path: Path, entries: Mapping[int, RegisteredKey]) -> None:
     """Replace the file, if it says anything else."""
     text = json.dumps({str(node_id): entry._asdict() for node_id, entry in entries.items()})
     if not path.exists() or path.read_text() != text:
-        with replacing(path) as part:
-            part.write_text(text)
+        put(path, text)
 
 
 def read(path: Path) -> dict[int, RegisteredKey]:
@@ -100,6 +99,6 @@ def _entries() -> dict[int, RegisteredKey] | None:
         return read(Path(path))
     except (OSError, ValueError) as error:
         raise RunError(
-            f"{path}, which says whose key is whose, cannot be read ({error}); start the server "
-            "again, which writes it anew."
+            f"{path}, which says whose key is whose, cannot be read ({reason(error)}); start the "
+            "server again, which writes it anew."
         ) from error

@@ -96,6 +96,14 @@ def test_a_value_at_one_site_alone_is_named() -> None:
     assert not alone(sites, categories_of("sex=female/f|male/m"))
 
 
+def test_dates_are_not_proposed_as_kinds() -> None:
+    dates = {"a": ("day=2024-01-01|2024-02-01",), "b": ("day=2024-01-01|2024-02-01",)}
+    (said,) = alone(dates, {})
+    assert said.startswith("the column day seems to hold dates") and "drop=day" in said
+    assert not alone(dates, categories_of("day=2024-01-01|2024-02-01"))
+    assert not alone({"a": ("ward=1-2|3-4",), "b": ("ward=1-2|3-4",)}, {})
+
+
 def test_sites_without_a_common_value_are_named_though_none_has_it_alone() -> None:
     sites = {"a": ("sex=F|M",), "b": ("sex=f|m",), "c": ("sex=female|male",), "d": ("sex=male",)}
     for listed in ({}, categories_of("sex=F|female|M|male")):

@@ -17,8 +17,8 @@ from fedda.cli.its_files import reads_files
 from fedda.config.sections import unflatten, validate
 from fedda.contrib.audit import prove
 from fedda.contrib.audit.finding import FINDINGS, HEADS, Audit
-from fedda.errors import DataError, FeddaError, RunError
-from fedda.files import replacing
+from fedda.errors import DataError, FeddaError, RunError, reason
+from fedda.files import put
 from fedda.halves import load as load_folder
 from fedda.results.escaping import PlainConsole, echo
 from fedda.results.read import MODEL, RESULTS, model_file
@@ -411,8 +411,7 @@ class _Attacker:
             audit.settings.update(self._about)
         found = {audit.attack: audit.to_json() for audit in self.found}
         table = (read_table(path) if path.is_file() else {}) | found
-        with replacing(path) as part:
-            part.write_text(json.dumps(table, indent=1))
+        put(path, json.dumps(table, indent=1))
         if as_json:
             print_json(found)
         else:
@@ -444,7 +443,7 @@ def read_table(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read ({error}); give a finished run.") from None
+        raise RunError(f"{file} cannot be read ({reason(error)}); give a finished run.") from None
 
 
 def _print(found: list[Audit]) -> None:

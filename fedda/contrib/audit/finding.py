@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedda.errors import reason
 from fedda.results.read import percent, printable
 
 FINDINGS = "findings.json"
@@ -154,7 +155,7 @@ def collect(run: Path) -> Audits:
     try:
         return Audits(parse(json.loads(path.read_text())))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        return Audits(problem=f"{path} cannot be read ({error})")
+        return Audits(problem=f"{path} cannot be read ({reason(error)})")
 
 
 def parse(table: Any) -> tuple[Audit, ...]:

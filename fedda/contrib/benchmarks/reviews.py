@@ -22,7 +22,7 @@ import numpy as np
 from fedda.contrib.benchmarks import feature_files, matlab
 from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
 from fedda.contrib.benchmarks.splits import complete, shuffled
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, reason
 
 TRAIN = 2000  # labelled reviews of a domain
 CLASSES = ("negative", "positive")
@@ -93,7 +93,9 @@ def parse(file: Path) -> Parsed:
     try:
         lines = file.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}): an svmlight file is needed") from error
+        raise DataError(
+            f"{file} cannot be read ({reason(error)}): an svmlight file is needed"
+        ) from error
     for n, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
@@ -186,7 +188,7 @@ def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
                     )
                 data, terms, reviews, shape, y, offset = (npz[name] for name in names)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{file} cannot be read ({error}): get it again") from error
+            raise DataError(f"{file} cannot be read ({reason(error)}): get it again") from error
         d, n = (int(size) for size in shape.reshape(-1))
     else:
         stored = matlab.load(file, {"xx", "yy", "offset"})

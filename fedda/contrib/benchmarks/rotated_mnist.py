@@ -20,7 +20,7 @@ import torch
 from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, strays
 from fedda.contrib.benchmarks.splits import complete
 from fedda.data.rotate import deal, rotate
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, reason
 
 FRUDA = tuple(range(0, 360, 30))
 DIGITS = tuple("0123456789")
@@ -86,7 +86,7 @@ def idx(file: Path, dimensions: int) -> np.ndarray:
         data = file.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} cannot be read ({error}): get it again") from error
+        raise DataError(f"{file} cannot be read ({reason(error)}): get it again") from error
     head = 4 * (1 + dimensions)
     if len(data) < head or struct.unpack(">I", data[:4])[0] != _MAGIC[dimensions]:
         raise DataError(

@@ -34,7 +34,7 @@ from fedda.contrib.benchmarks.common import (
 from fedda.contrib.benchmarks.splits import complete, shuffled, split_rows
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
-from fedda.errors import ConfigError, DataError
+from fedda.errors import ConfigError, DataError, reason
 
 WINDOW, HOP = 0.025, 0.010  # seconds
 MELS = 40
@@ -71,7 +71,7 @@ class SpectrogramReader:
                 rate, data = sound.getframerate(), sound.readframes(sound.getnframes())
         except (OSError, EOFError, wave.Error) as error:
             raise DataError(
-                f"{file} cannot be read ({error}): PCM .wav files are needed"
+                f"{file} cannot be read ({reason(error)}): PCM .wav files are needed"
             ) from error
         if width != 2 or len(data) % (2 * channels) or not data:
             raise DataError(
@@ -176,7 +176,9 @@ def _npy(file: Path) -> np.ndarray:
     try:
         image = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file} cannot be read ({error}): write it with numpy.save") from error
+        raise DataError(
+            f"{file} cannot be read ({reason(error)}): write it with numpy.save"
+        ) from error
     good = isinstance(image, np.ndarray) and image.dtype.kind in "fiu"
     if good and image.ndim == 3 and image.shape[2] == 1:
         image = image[..., 0]

@@ -22,7 +22,7 @@ from fedda.contrib.benchmarks.common import (
 )
 from fedda.contrib.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
-from fedda.files import claim, place
+from fedda.files import filling, place
 
 _UNFINISHED = ".unfinished"
 
@@ -55,9 +55,8 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
         DataError: OUT is not empty, or a file of the benchmark cannot be used; whatever was
             written is then removed.
     """
-    created = claim(out, {_UNFINISHED: "an import that did not end"})
     unfinished = out / _UNFINISHED
-    try:
+    with filling(out, {_UNFINISHED: "an import that did not end"}):
         unfinished.mkdir()
         total = sum(map(len, sites.values()))
         counts: dict[str, tuple[int, int]] = {}
@@ -93,12 +92,6 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
         for finished in sorted(unfinished.iterdir()):
             finished.rename(out / finished.name)
         unfinished.rmdir()
-    except BaseException:
-        for entry in out.iterdir():  # OUT was empty before
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        if created:
-            out.rmdir()
-        raise
     return result
 
 

@@ -11,6 +11,7 @@ import typer
 from fedda.cli.exits import clear_exit, interruptible
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
+from fedda.files import put
 from fedda.halves import REFERENCE
 from fedda.results.escaping import echo
 
@@ -167,8 +168,8 @@ def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
     choice = Choice(plan, known, found, commands)
     text = as_markdown(choice)
     written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.json"]
-    written[0].write_text(text)
-    written[1].write_text(json.dumps(as_json(choice), indent=1))
+    put(written[0], text)
+    put(written[1], json.dumps(as_json(choice), indent=1))
     known.looked()
     echo(f"\n{text}")
     echo(f"its models: {', '.join(map(str, choice.folders))}")

@@ -15,6 +15,7 @@ from fedda.contrib.lab.comparison.tables import as_csv, as_markdown
 from fedda.contrib.lab.comparison.workers import ERROR
 from fedda.data import Reading, passed_over
 from fedda.errors import ConfigError, RunError
+from fedda.files import put
 from fedda.halves import REFERENCE
 from fedda.library import own_data, own_model
 from fedda.library.outcome import Run, frame
@@ -171,8 +172,8 @@ def write(plan: Plan, baseline: str, command: str) -> tuple[str, list[Path]]:
     tables = as_markdown(scores, baseline, plan.targets)
     heading = f"Comparison on {plan.data.resolve().name}"
     written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.csv"]
-    written[0].write_text(header(plan, heading, command) + tables)
-    written[1].write_text(as_csv(scores))
+    put(written[0], header(plan, heading, command) + tables)
+    put(written[1], as_csv(scores))
     picture = plan.out / f"{STEM}.png"
     if draw(scores, baseline, picture, plan.targets):
         written.append(picture)

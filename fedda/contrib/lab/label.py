@@ -9,6 +9,7 @@ import typer
 from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.errors import ConfigError
+from fedda.files import filling
 from fedda.results.escaping import cell, echo
 from fedda.results.read import model_file
 
@@ -82,18 +83,17 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
     about = describe(target, "target", reading)
     images, size = about.kind == "image", 0 if all(about.shape) else SIDE
     x = load_target(target, size=size, reading=reading).x if images else None
-    out.mkdir(parents=True, exist_ok=True)
     names = [f"{number:04d}.png" for number in range(1, n + 1)]
-    if x is not None:
-        _pictures(x[list(drawn.images)], [out / name for name in names])
-    with (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
+    called = names_of(target, reading)  # as `fedda predict` calls them
+    with filling(out), (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
+        if x is not None:
+            _pictures(x[list(drawn.images)], [out / name for name in names])
         writer = csv.writer(file, lineterminator="\n")
-        called = names_of(target, reading)  # as `fedda predict` calls them
         writer.writerow(["image", "file", *(["key"] if own else []), "label"])
         for name, i in zip(names, drawn.images, strict=True):
             key = [cell(own[i])] if own else []
             writer.writerow([name if images else "", cell(called[i]), *key, ""])
-    drawn.write(out)
+        drawn.write(out)
     what = "images" if images else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")
     sizes = labelled.widths(sorted({*COUNTS, n}))

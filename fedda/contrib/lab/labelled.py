@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from scipy.stats import beta, binomtest
 
 from fedda.data import columns
-from fedda.errors import DataError
-from fedda.files import encoding
+from fedda.errors import DataError, reason
+from fedda.files import encoding, put
 from fedda.train import generator
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Drawn:
 
     def write(self, folder: Path) -> None:
         """Write it into a folder."""
-        (folder / ABOUT).write_text(json.dumps(asdict(self)))
+        put(folder / ABOUT, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, folder: Path) -> "Drawn":
@@ -123,7 +123,8 @@ class Drawn:
             return cls(images=images, **held)
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise DataError(
-                f"{folder} holds no images that fedda label has drawn ({error}); give its --out."
+                f"{folder} holds no images that fedda label has drawn ({reason(error)}); give "
+                "its --out."
             ) from None
 
 
@@ -153,7 +154,7 @@ class Labels:
             with file.open(newline="", encoding=encoding(file)) as lines:
                 rows = list(csv.DictReader(lines, delimiter=columns.delimiter(lines)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file} cannot be read ({error}).") from None
+            raise DataError(f"{file} cannot be read ({reason(error)}).") from None
         return cls(replace(drawn, looks=drawn.looks + 1), rows, folder)
 
     def classes(self, names: Sequence[str]) -> list[int]:

@@ -24,7 +24,7 @@ from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
 from fedda.data.pixels import Header
 from fedda.data.samples import DICOM, EXTENSIONS, is_dicom
-from fedda.errors import DataError
+from fedda.errors import DataError, reason
 
 _LOOK = (
     *("Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "PhotometricInterpretation"),
@@ -123,7 +123,7 @@ def _parsed(file: Content, names: tuple[str, ...]) -> Any:
     except DataError:
         raise
     except OSError as error:
-        raise _error(file, f"cannot be opened ({error.strerror}): check it") from None
+        raise _error(file, f"cannot be opened ({reason(error)}): check it") from None
     except Exception:  # pydicom raises errors of many kinds, whose texts may quote the header
         raise _unreadable(file) from None
 

@@ -7,14 +7,13 @@ is fetched stays in Hugging Face's own cache, so a fetch that broke off goes on 
 are written to a folder beside OUT first, which takes OUT's name when all are there.
 """
 
-import shutil
 from pathlib import Path
 
 from fedda.data.form import Reading
 from fedda.data.optional import needed
 from fedda.data.table import split
 from fedda.errors import DataError
-from fedda.files import claim
+from fedda.files import filling
 
 
 def sites_of(
@@ -32,22 +31,16 @@ def sites_of(
     Raises:
         DataError: it cannot be fetched, has no parquet files or no such column, or OUT is taken.
     """
-    claim(out, make=False)
-    folder = Path(name) if Path(name).is_dir() else _fetched(name)
-    # A cache's files are links to others of the same cache.
-    reading = Reading.of(follow_links=True, columns=columns)
-    if not any(folder.rglob("*.parquet")):
-        raise DataError(
-            f"{name} has no parquet files: save it with datasets' save_to_disk, and cut it with "
-            "fedda data split"
-        )
-    part = out.absolute().with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    counts = split(folder, part, by, reading, test_share)
-    if out.exists():
-        out.rmdir()
-    part.rename(out)
-    return counts
+    with filling(out):
+        folder = Path(name) if Path(name).is_dir() else _fetched(name)
+        # A cache's files are links to others of the same cache.
+        reading = Reading.of(follow_links=True, columns=columns)
+        if not any(folder.rglob("*.parquet")):
+            raise DataError(
+                f"{name} has no parquet files: save it with datasets' save_to_disk, and cut it "
+                "with fedda data split"
+            )
+        return split(folder, out, by, reading, test_share)
 
 
 def _fetched(name: str) -> Path:

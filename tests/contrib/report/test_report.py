@@ -144,6 +144,7 @@ def test_only_real_sites_are_said_to_count_in_tens() -> None:
     run = results(classes=["cat", "dog"])
     table = {"counts": [[9, 2], [0, 10]], "tests": [11, 10]}  # of a simulation
     run["trainings"]["kd3a"][0]["answers"] = {"last": table}
+    run["trainings"]["kd3a"][0]["rounds"][-1]["tested"] = 21
     text = printed(run)
     assert "by class real sites count in tens" in text
     assert cells(text, "cat")[1] == "82" and cells(text, "dog")[1] == "100"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedda.contrib.report.picture import GRAY, METHODS, SITES, text
-from fedda.errors import RunError
+from fedda.files import writing
 
 from .plan import Score
 from .statistics import MEAN, Table, by_target, spread
@@ -63,13 +63,10 @@ def draw(scores: Sequence[Score], baseline: str, path: Path, targets: Sequence[s
     legend: dict[str, Any] = {"frameon": False, "fontsize": 9, "labelspacing": 0.6}
     figure.legend(handles=handles, loc="outside right upper", **legend)
     _note(figure, table, has_differences, int(11 * (width + 3)))
-    try:
-        with warnings.catch_warnings():
-            # A name may need a script that the font does not have: boxes are good enough.
-            warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-            figure.savefig(path, format="png")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror}).") from error
+    with writing(path, "make room") as part, warnings.catch_warnings():
+        # A name may need a script that the font does not have: boxes are good enough.
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        figure.savefig(part, format="png")
     return True
 
 

@@ -12,7 +12,8 @@ from fedda import plugins
 from fedda.config.sections import Flat
 from fedda.data import Reading, describe
 from fedda.data.form import AS_IT_IS
-from fedda.errors import DataError, RunError
+from fedda.errors import DataError, RunError, reason
+from fedda.files import put
 from fedda.halves import REFERENCE, load
 from fedda.results.read import REFINED, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
@@ -186,7 +187,7 @@ class Plan:
     def note(self, cell: Cell, sites: Sequence[Mapping[str, Any]]) -> None:
         """Save what a cell is trained with beyond its settings: sites, poison, threads, engine."""
         about = _about(sites, self.reading) | {"threads": self.threads, "engine": self.engine}
-        (self.folder(cell) / FACTS).write_text(json.dumps(about))
+        put(self.folder(cell) / FACTS, json.dumps(about))
 
     def noted(self, cell: Cell) -> dict[str, Any]:
         """What `note` saved for a cell; empty if it saved nothing."""
@@ -253,10 +254,11 @@ class Plan:
                         f"{wanted['data']}; choose another --out."
                     )
             else:
-                path.write_text(json.dumps(wanted))
+                put(path, json.dumps(wanted))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise RunError(f"{self.out} cannot be used ({why}); choose another --out.") from None
+            raise RunError(
+                f"{self.out} cannot be used ({reason(error)}); choose another --out."
+            ) from None
 
     def check(self) -> None:
         """Find, before the first training, whatever would make one of them fail.
@@ -357,7 +359,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({error}); remove {path.parent}.") from None
+        raise RunError(f"{path} is damaged ({reason(error)}); remove {path.parent}.") from None
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged; remove {path.parent}.")
     return content

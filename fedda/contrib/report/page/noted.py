@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedda.errors import RunError
+from fedda.errors import RunError, reason
 from fedda.results.read import Results, label_of, seed_of
 
 FIRST, LAST, CONFUSION = "first.npz", "last.npz", "confusion.json"
@@ -110,7 +110,7 @@ class Noted:
                 try:
                     yield which, read(path)
                 except (OSError, ValueError, TypeError, LookupError, zipfile.BadZipFile) as error:
-                    self.problems.append(f"{path} cannot be read ({error})")
+                    self.problems.append(f"{path} cannot be read ({reason(error)})")
 
 
 def collect(results: Results, run: Path, given: Sequence[Path] = ()) -> Noted:
