@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_575,
+    "clients": 1_577,
     "clients/node": 968,
     "clients/policy": 840,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_375,
-    "fedda": 1_112,  # folders that commands fill, and files written whole
+    "fedda": 1_117,  # answers about few images have an error of their own
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_862,  # an empty value is refused
