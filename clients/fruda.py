@@ -14,7 +14,7 @@ from fedda.adversarial import critic_estimate
 from fedda.adversarial.discriminators import HALVES, Loss, discriminator_loss, flat_gradient
 from fedda.algorithms.fruda import ERROR, MOVED, soft_maximum
 from fedda.data import Labelled
-from fedda.errors import RefineError, WireError
+from fedda.errors import FewImagesError, RefineError, WireError
 from fedda.exchange import Stream
 from fedda.maths import ocs
 from fedda.maths.validators import infomax
@@ -191,7 +191,7 @@ class Target(Measuring, dils.Target):
                 z[candidate] = torch.zeros(len(self.data), self.model.head.in_features)
                 refused[f"refused/{candidate}"] = 1
         if len(refused) == len(z):
-            raise WireError("None of the candidates' models can be used; see above.")
+            raise FewImagesError("None of the candidates' models can be used; see above.")
         return self.numbers({n: each.to(self.device) for n, each in z.items()}) | thetas | refused
 
     def measure(self) -> Numbers:

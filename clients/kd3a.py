@@ -12,7 +12,7 @@ from torch import Tensor
 from fedda import models
 from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
-from fedda.errors import ConfigError, WireError
+from fedda.errors import ConfigError, FewImagesError, WireError
 from fedda.maths import mixup
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.wire import LOSS, Rule
@@ -180,7 +180,7 @@ class Target(Client):
                 about[f"distance/{name}"] = self.privatise(kd3a.DISTANCE, distance, N)
             moments[name] = _statistics(teacher)  # after the vote, which may have moved them
         if not p:
-            raise WireError("None of the sources' models can be used to teach; see above.")
+            raise FewImagesError("None of the sources' models can be used to teach; see above.")
         return torch.stack(p, dim=1), about, moments
 
     def follow(self, images: Tensor, p: Tensor, n: Tensor, heard: Tensor) -> Numbers:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fedda import models
 from fedda.algorithms import shot
 from fedda.data import Unlabelled
-from fedda.errors import WireError
+from fedda.errors import FewImagesError, WireError
 from fedda.maths import class_shares
 from fedda.maths.ensemble import Mean, Weights
 from fedda.models import Extension, Model, evaluating, weight_normed
@@ -117,7 +117,7 @@ class Target(Client):
                 logger.error("the model %s is not used: %s", name, error)
                 self.refused.append(name.partition("/")[2])
         if arrays and not kept:
-            raise WireError("None of the models that came can be used; see above.")
+            raise FewImagesError("None of the models that came can be used; see above.")
         if labels:
             self.alike = class_shares.alike(torch.stack(labels))
         return kept

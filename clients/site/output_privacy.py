@@ -21,7 +21,9 @@ from fedda.wire import ANSWERS, DIGITS, EXACT, WHOLE, Number, Rule
 FEW = 10  # no count of fewer images than these leaves a site
 SIGNIFICANT = 3  # digits of a number, at most; else a large one would say much of one image
 SELDOM = 0.1  # a class counts as predicted from this part of an equal share of the images
-UNEVEN = 0.8  # of honest features a tenth of the images had .5 of the variance at most
+# Of honest features of digits a tenth of the images had .5 of the variance at most; those of a rare
+# class have more.
+UNEVEN = 0.8
 ALIKE = 1e-5  # largest difference between the probabilities of two equal answers
 CAUSES = (
     "Training has failed, these images differ much from all others, as of a rare class, or the "
@@ -135,26 +137,24 @@ def check_answers(p: Tensor, least: int) -> None:
         )
 
 
-def check_spread(z: Tensor, least: int, most: float = 0.5) -> None:
+def check_spread(z: Tensor, least: int) -> None:
     """Check that a model's features of a site's images differ, and not in a few images alone.
 
     Args:
         z: (N, d) the features.
         least: the `least` images farthest from the mean, but at most a tenth of all, are few.
-        most: the share of the features' variance that they may have; by default no more than all
-            others together.
 
     Raises:
-        FewImagesError: they have more, or the features are all equal, so that what leaves would be
-            about few images.
+        FewImagesError: they have more of the variance than `UNEVEN`, or the features are all equal,
+            so that what leaves would be about few images.
     """
     far = ((z - z.mean(dim=0)) ** 2).sum(dim=1).double()
     few = max(1, min(least, len(z) // 10))
     share = float(far.topk(few).values.sum() / far.sum().clamp_min(1e-300))
-    if not 0 < share <= most:
+    if not 0 < share <= UNEVEN:
         raise FewImagesError(
             f"With the server's model {few} of {len(z)} images have {share:.0%} of the features' "
-            f"variance, so what leaves would be about few images; it may be {most:.0%} at most, "
+            f"variance, so what leaves would be about few images; it may be {UNEVEN:.0%} at most, "
             f"and more than 0. {CAUSES}"
         )
 
@@ -170,7 +170,7 @@ def check_window(z: Tensor, least: int) -> None:
     """
     if (z != z[0]).any():
         z = z.double() - z.double().mean(dim=0)
-        check_spread(z / z.norm(dim=0).clamp_min(1e-300), least, UNEVEN)
+        check_spread(z / z.norm(dim=0).clamp_min(1e-300), least)
 
 
 def predicted(p: Tensor, least: int) -> int | None:
