@@ -181,22 +181,14 @@ def test_an_exception_is_sent_as_a_code_and_its_text_stays_in_the_local_log(
     assert SECRET not in str(events)
 
 
-def test_an_apps_own_error_text_is_not_sent(clock: Clock) -> None:
+@pytest.mark.parametrize(("given", "code"), [(2, Code.INTERNAL), (int(Code.DATA), Code.DATA)])
+def test_an_apps_own_error_text_is_not_sent(clock: Clock, given: int, code: Code) -> None:
     def talkative(received: Message, context: Context) -> Message:
-        return Message(Error(code=2, reason=SECRET), reply_to=received)
+        return Message(Error(code=given, reason=SECRET), reply_to=received)
 
     lanes = FakeLanes(message())
     answer_all(talkative, lanes)
-    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
-
-
-def test_an_apps_known_code_is_kept(clock: Clock) -> None:
-    def failing(received: Message, context: Context) -> Message:
-        return Message(Error(code=int(Code.DATA), reason=SECRET), reply_to=received)
-
-    lanes = FakeLanes(message())
-    answer_all(failing, lanes)
-    assert lanes.replies[0].error == Error(int(Code.DATA), Code.DATA.public)
+    assert lanes.replies[0].error == Error(int(code), code.public)
 
 
 @pytest.mark.parametrize("code", Code)
@@ -263,18 +255,12 @@ def test_a_run_keeps_its_context_and_old_runs_are_forgotten(clock: Clock) -> Non
     assert counts == [1, 2, 1, 3] + [1] * resident.RUNS_KEPT + [1]
 
 
-def test_a_message_that_cannot_be_read_is_answered_with_a_code(clock: Clock) -> None:
-    lanes = FakeLanes(message())
-    lanes.fetch_failure = ValueError(SECRET)
-    answer_all(echo, lanes)
-    assert lanes.replies[0].error == Error(int(Code.WIRE), Code.WIRE.public)
-
-
-def test_a_reply_that_cannot_be_serialised_is_replaced_by_a_code(clock: Clock) -> None:
-    lanes = FakeLanes(message())
-    lanes.send_failures = [TypeError(SECRET)]
-    answer_all(echo, lanes)
-    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
+def test_what_cannot_be_read_or_serialised_is_answered_with_a_code(clock: Clock) -> None:
+    unread, unwritten = FakeLanes(message()), FakeLanes(message())
+    unread.fetch_failure, unwritten.send_failures = ValueError(SECRET), [TypeError(SECRET)]
+    for lanes, code in ((unread, Code.WIRE), (unwritten, Code.INTERNAL)):
+        answer_all(echo, lanes)
+        assert lanes.replies[0].error == Error(int(code), code.public)
 
 
 def test_a_call_is_repeated_until_the_server_comes_back(clock: Clock) -> None:
@@ -689,12 +675,6 @@ def test_flowers_own_node_gets_the_same_configuration(
     assert options["--superlink"] == "hub:1"
     assert options["--root-certificates"] == str(tmp_path / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(tmp_path / "key")
-
-
-def test_flwrs_message_keeps_its_id_where_we_set_it() -> None:
-    made = message()
-    made.metadata.__dict__["_message_id"] = "other"
-    assert made.metadata.message_id == "other"
 
 
 @pytest.fixture
