@@ -503,16 +503,14 @@ def test_a_connection_that_breaks_loses_nothing(
 
     thread = threading.Thread(target=cut)
     thread.start()
-    replies: list[Message] = []
-    wait_until(
-        lambda: bool(replies.extend(field.grid.pull_messages([name])) or replies), "no reply"
-    )
+    (reply,) = _wait(field, name)
     thread.join(PATIENCE)
-    assert replies[0].content == sent.content and len(sizes) == 2 and max(sizes) < 20 * 2**20
+    assert reply.content == sent.content and len(sizes) == 2 and max(sizes) < 20 * 2**20
     assert len(field.server.invited) == 1  # it came back by itself
 
 
-def test_a_restarted_site_says_so(field: Field) -> None:
+def hanging() -> tuple[threading.Event, threading.Event, Any]:
+    """Work that says when it has begun, and ends when it is told to."""
     began, over = threading.Event(), threading.Event()
 
     def hang(message: Message, context: Context) -> Message:
@@ -520,6 +518,11 @@ def test_a_restarted_site_says_so(field: Field) -> None:
         over.wait(PATIENCE)
         return echo(message, context)
 
+    return began, over, hang
+
+
+def test_a_restarted_site_says_so(field: Field) -> None:
+    began, over, hang = hanging()
     node = field.join(11, hang)
     (name,) = field.grid.push_messages([request()])
     assert began.wait(PATIENCE)
@@ -534,13 +537,7 @@ def test_a_restarted_site_says_so(field: Field) -> None:
 
 
 def test_a_server_can_say_who_works_on_what(field: Field) -> None:
-    began, over = threading.Event(), threading.Event()
-
-    def hang(message: Message, context: Context) -> Message:
-        began.set()
-        over.wait(PATIENCE)
-        return echo(message, context)
-
+    _, over, hang = hanging()
     field.join(11, hang)
     field.join(12)
     names = field.grid.push_messages([request(), request(node=12)])
