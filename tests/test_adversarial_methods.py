@@ -33,13 +33,7 @@ from tests.local_grid import EXAMPLES, SIDE, Bench, Node, stop_after
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "overlap"),
-    [
-        ("fdann", True),
-        ("fdan", False),
-        ("fwdgrl", False),
-        ("fdan", True),
-    ],
+    ("method", "overlap"), [("fdann", True), ("fdan", False), ("fwdgrl", False), ("fdan", True)]
 )
 def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     domains: list[dict[str, Any]], tmp_path: Path, method: str, overlap: bool
@@ -58,7 +52,7 @@ def test_a_resumed_run_gives_the_model_of_an_uninterrupted_one(
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
-@pytest.mark.parametrize("method", ["fdann", "fdan"])
+@pytest.mark.parametrize("method", ["fdann", "fdan", "mdan"])
 def test_runs_with_some_sources_per_round_and_half_precision_work(
     domains: list[dict[str, Any]], tmp_path: Path, method: str
 ) -> None:
