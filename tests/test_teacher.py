@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
-from clients.site.memory import Site
 from clients.site.teacher import Teacher, checked
 from fedda import data, models
 from fedda.algorithms import shot
@@ -322,12 +321,6 @@ def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> Non
     found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
     torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
-
-
-def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:
-    node = sites(tmp_path, write(tmp_path / "old.csv", truth(40)))[-1]
-    with pytest.raises(DataError, match="says nothing of 8 of the 48 examples"):
-        Site(node).teacher.check()
 
 
 # ---- a network that knows pictures and words ---------------------------------------------------
