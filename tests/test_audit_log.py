@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from clients.node import bridge

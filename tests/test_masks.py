@@ -8,16 +8,7 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
-from fedda.secure.masks import (
-    LOSS,
-    WEIGHT,
-    FixedPoint,
-    MaskedSum,
-    add_mask,
-    hide,
-    layouts,
-    narrow,
-)
+from fedda.secure.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts, narrow
 from fedda.wire.packing import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 

@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    Metadata,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,10 +110,7 @@ def broken() -> dict[str, RecordDict]:
         ),
         "holds 3 bytes": RecordDict({"arrays": ArrayRecord({"model": short}), "manifests": text}),
         "manifest that cannot be read": RecordDict(
-            {
-                "arrays": records.to_arrays({"model": MODEL}),
-                "manifests": ConfigRecord({"model": 7}),
-            }
+            {"arrays": records.to_arrays({"model": MODEL}), "manifests": ConfigRecord({"model": 7})}
         ),
     }
 

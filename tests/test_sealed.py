@@ -198,10 +198,7 @@ def test_the_server_gets_no_model_of_a_source(
     assert leaving == {
         ("target", "keys"): ({"key": "key"}, {"seconds"}),
         ("source", "train"): ({"sealed": "sealed"}, {"steps", "seconds"}),
-        ("target", "distil"): (
-            {"model": "model"},
-            {"loss", "steps", "seconds", "kept"} | alphas,
-        ),
+        ("target", "distil"): ({"model": "model"}, {"loss", "steps", "seconds", "kept"} | alphas),
     }
 
 
