@@ -25,7 +25,7 @@ from fedda.ops.federation import Deployment
 from fedda.ops.spawn import LOOPBACK
 from server.superlink import control, gateway
 from server.superlink.filter import ALLOWED, FLEET, FleetOnly, Traffic, allowed
-from tests.federation import Echo
+from tests.federation import Federation
 from tests.patience import wait_until
 from tests.processes import Member, alive, below, kill
 
@@ -345,9 +345,9 @@ def send_raw(hub: Deployment, port: int, request: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Echo]:
-    made = Echo(tmp_path_factory.mktemp("gateway"))
-    made.server_options = ()
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("gateway"))
+    made.sites.clear()
     with made:
         yield made
 
@@ -365,7 +365,7 @@ with socket.create_connection(("127.0.0.1", int(port))) as plain:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
-def test_another_account_of_the_machine_starts_no_run(hub: Echo) -> None:
+def test_another_account_of_the_machine_starts_no_run(hub: Federation) -> None:
     """Whoever may start one of an app of its own runs code as the server's account."""
     system = next(p for p in ("/usr/bin/python3", sys.executable) if Path(p).exists())
 
@@ -386,14 +386,16 @@ def test_another_account_of_the_machine_starts_no_run(hub: Echo) -> None:
 
 
 @pytest.mark.slow
-def test_an_app_that_is_not_fedda_is_not_run(hub: Echo) -> None:
-    with pytest.raises(RunError, match=r"the run's program differs in echo/"):
+def test_an_app_that_is_not_fedda_is_not_run(hub: Federation) -> None:
+    with (hub.app / "server" / "app.py").open("a") as file:
+        file.write("# something else\n")
+    with pytest.raises(RunError, match=r"the run's program differs in server/app\.py"):
         hub.submit(hub.app)
 
 
 @pytest.mark.slow
 def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(
-    hub: Echo, tmp_path: Path
+    hub: Federation, tmp_path: Path
 ) -> None:
     # The operator's listener serves such a call, so it is the filter that refuses them below.
     assert ask_raw(hub, hub.admin_port, "/v1/control/list-nodes") == 200
@@ -470,8 +472,8 @@ def test_an_operator_is_told_why_a_server_refuses(answer: httpx.Response, told: 
 @pytest.mark.slow
 def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = (
-        "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Echo\n"
-        "with Echo(Path(sys.argv[1]), ['a']) as hub:\n"
+        "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Federation\n"
+        "hub = Federation(Path(sys.argv[1]))\nhub.sites = {'anna': hub.sites['anna']}\nwith hub:\n"
         "    print(*(p.popen.pid for p in hub.processes.values()), flush=True)\n"
         "    time.sleep(600)\n"
     )
