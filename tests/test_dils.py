@@ -233,18 +233,6 @@ def test_with_cada_the_last_classifier_reaches_the_target_before_its_test(
     assert entry["accuracy"] == pytest.approx(accuracy, abs=0.01)
 
 
-def test_copies_of_the_discriminator_stay_equal_bit_for_bit(
-    pair: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    run(pair, tmp_path, **{"exchange.p": 2, "rounds": 3})
-    for server_round in (2, 3):
-        anna, town = (state_of(tmp_path, site, server_round) for site in ("anna", "town"))
-        for part in ("discriminator", "optimizer"):
-            names = [n for n in anna if n.startswith(f"discriminator/{part}/")]
-            assert names
-            assert all(torch.equal(anna[n], town[n]) for n in names)
-
-
 def test_after_the_pretraining_only_gradients_cross(
     pair: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -106,9 +106,6 @@ def test_a_message_comes_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert came.content == sent.content and [*came.content] == [*sent.content]
     array = came.content.array_records["arrays"]["b"]
     assert np.array_equal(array.numpy(), np.ones((2, 3), np.float32))
-
-
-def test_an_error_comes_as_it_was() -> None:
     came = through(Message(Error(5, "gone"), reply_to=request()))
     assert came.has_error() and (came.error.code, came.error.reason) == (5, "gone")
 

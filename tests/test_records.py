@@ -30,13 +30,6 @@ def test_what_is_written_is_read_back(arrays: dict, numbers: dict) -> None:
     assert tables == {"metrics": numbers, "step": {"round": 2}, "task": {"method": "kd3a"}}
 
 
-def test_a_message_without_arrays_has_only_its_tables() -> None:
-    assert records.read(records.write(offer={"name": "anna", "classes": ["a", "b"]})) == (
-        {},
-        {"offer": {"name": "anna", "classes": ["a", "b"]}},
-    )
-
-
 def test_messages_to_many_sites_share_one_buffer() -> None:
     contents = [records.write({"model": MODEL}) for _ in range(3)]
     assert len({id(c) for c in contents}) == 3  # records are not aliased
