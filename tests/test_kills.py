@@ -40,7 +40,7 @@ PAIR = SMALL_SUMS | {
 FAR = {"wait.train": 3600.0, "wait.evaluate": 3600.0, "wait.settle": PATIENCE}
 FAR |= {"wait.sites": PATIENCE, "wait.min-sources": 3}
 # A site whose exchange died with the server's program waits so long for it, and answers no one.
-LONG = {"exchange.join": 3600.0, "exchange.rejoin": PATIENCE / 4, "exchange.wait": 3600.0}
+LONG = {"exchange.join": 3600.0, "exchange.rejoin": PATIENCE / 12, "exchange.wait": 3600.0}
 SETTINGS: dict[str, dict[str, Any]] = {"kd3a": FAR, "dils": FAR | PAIR | LONG}
 
 # Added to the app that a server runs: it stops where the file `at` says, until that file is gone.
