@@ -43,18 +43,16 @@ def self_signed(path: Path, starts: datetime, ends: datetime) -> None:
     path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
 
-def test_server_certificate_names_the_hosts_and_the_loopback(made: Path) -> None:
-    server = certified(made / "server.pem")
+def test_server_certificate_names_its_hosts_and_is_signed_by_the_authority_on_p384(
+    made: Path,
+) -> None:
+    ca, server = certified(made / "ca.crt"), certified(made / "server.pem")
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["hub.example.org", "localhost"]
     assert names.get_values_for_type(x509.IPAddress) == [
         ipaddress.ip_address("10.1.2.3"),
         ipaddress.ip_address("127.0.0.1"),
     ]
-
-
-def test_server_certificate_is_signed_by_the_authority_on_p384(made: Path) -> None:
-    ca, server = certified(made / "ca.crt"), certified(made / "server.pem")
     server.verify_directly_issued_by(ca)
     for each in (ca, server):
         key = each.public_key()
