@@ -200,5 +200,6 @@ if __name__ == "__main__":
     resident.Lanes = HostileLanes  # pyright: ignore[reportPrivateImportUsage]
     lanes.LaneEnd = HostileEnd  # pyright: ignore[reportPrivateImportUsage]
     parcels.PIECE = PIECE
+    lanes.GONE_S = 10.0  # a site whose run was killed is to serve the next one soon
     sys.argv = ["fedda", *sys.argv[2:]]
     cli.main()

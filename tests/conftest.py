@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     """Start a federation whose sites can be told to misbehave: one for all tests of a worker."""
     folder = tmp_path_factory.mktemp("federation")
     database = folder / "hub" / "state.db"
-    made = Federation(folder / "hub", acting=True, database=database, client_options=LOW)
+    options: Any = {"server_options": ["--any-app"], "client_options": LOW}
+    made = Federation(folder / "hub", acting=True, database=database, **options)
     with leaving_nothing(made) as hub:
         yield hub
 

@@ -128,15 +128,6 @@ def test_parameters_that_the_target_changes_are_ignored(domains: list[Node]) -> 
     assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in wanted.items()}
 
 
-def test_each_round_draws_its_own_order_of_batches_and_repeats_it(domains: list[Node]) -> None:
-    bench = Bench(domains, "adabn")
-    first, second = order_of(bench, 1, 48), order_of(bench, 2, 48)
-    assert not torch.equal(torch.cat(first), torch.cat(second))
-    again = Bench(domains, "adabn").round()[0]
-    found = bench.round()[0]
-    assert {n: a.tobytes() for n, a in found.items()} == {n: a.tobytes() for n, a in again.items()}
-
-
 def test_a_whole_run_with_fedavg_as_baseline(domains: list[Node], runs: dict[str, str]) -> None:
     results, _ = run(domains, runs | {"method": "adabn", "run.baseline": "fedavg"})
     assert results["events"] == []

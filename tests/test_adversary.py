@@ -13,11 +13,9 @@ from fedda.adversarial.discriminators import (
     HALVES,
     Discriminator,
     DiscriminatorConfig,
-    Half,
     Loss,
     Reversal,
 )
-from fedda.algorithms import dils, fdann, fwdgrl
 from fedda.config.sections import validate
 from fedda.contrib.methods.fdan import algorithm as fdan
 from fedda.errors import ConfigError
@@ -312,21 +310,6 @@ def test_accuracy_by_hand() -> None:
     assert discriminators.accuracy(v, "target") == 0.25
 
 
-def test_a_discriminator_that_learns_tells_the_sides_apart() -> None:
-    DI, z = Discriminator(3, (16,)), {"source": torch.randn(64, 3, generator=generator(1)) + 2}
-    z["target"] = -z["source"]
-    optimizer = discriminators.make_optimizer(DI, DiscriminatorConfig(lr=0.05))
-    for _ in range(60):
-        g = torch.zeros(discriminators.count(3, (16,)))
-        for role in ("source", "target"):
-            loss = discriminators.discriminator_loss(HALVES["adda", role], DI, z[role])
-            g += discriminators.flat_gradient(loss, DI)
-        discriminators.set_gradient(DI, g / 2)
-        optimizer.step()
-    assert discriminators.accuracy(DI(z["source"]), "source") > 0.95
-    assert discriminators.accuracy(DI(z["target"]), "target") > 0.95
-
-
 def test_sizes_are_parsed() -> None:
     assert DiscriminatorConfig(sizes="500,20").hidden == (500, 20)
     assert DiscriminatorConfig(sizes="").hidden == ()
@@ -349,25 +332,3 @@ def test_bandwidths_are_parsed() -> None:
     for wrong in ("", "1,", "0", "1,0.0", "a", "-1", "1e3", "nan"):
         with pytest.raises(ConfigError, match=r"fdan\.multiples.*numbers above 0"):
             RunConfig.parse({"fdan.multiples": wrong})
-
-
-def test_the_targets_model_stays_at_the_target_in_dils_by_default() -> None:
-    pretrain, adapt = dils.METHOD.phases
-    assert "target" not in pretrain.parts
-    hop = adapt.hops["adapt"]
-    leaves = hop["target"].leaves
-    assert leaves.arrays == {} and set(leaves.optional) == {"model"}
-    assert not dils.Config().share and dils.METHOD.stays(dils.Config())
-    numbers = {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy"}
-    numbers |= {"clipped"}
-    assert leaves.numbers == numbers
-    for method in (fdann, fwdgrl):
-        hops = [hop for phase in method.METHOD.phases for hop in phase.hops.values()]
-        parts = [part for hop in hops for part in hop.values()]
-        assert [set(hop["source"].leaves.arrays) for hop in hops] == [{"model"}]
-        assert [part.enters.arrays.get("model") for part in parts] == [Kind.MODEL] * 2
-
-
-def test_every_loss_has_both_halves() -> None:
-    assert set(HALVES) == {(loss, role) for loss in LOSSES for role in ("source", "target")}
-    assert all(isinstance(half, Half) for half in HALVES.values())

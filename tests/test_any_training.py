@@ -94,10 +94,7 @@ def rows(values: np.ndarray) -> torch.Tensor:
 @counts
 @pytest.mark.parametrize("method", METHODS)
 def test_no_reply_shows_an_image(
-    domains: list[Node],
-    fresh_sites: None,
-    method: str,
-    count: int,
+    domains: list[Node], fresh_sites: None, method: str, count: int
 ) -> None:
     nodes = [n | {"min-images": LEAST, "min-examples": 2 * LEAST} for n in domains]
     x, seen, draw = torch.cat([images_of(n) for n in nodes]), Counter[str](), Random(method)

@@ -4,22 +4,11 @@ import errno
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import Result
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
 from clients.node import bridge
@@ -115,32 +104,6 @@ def test_a_torn_piece_that_was_changed_is_found(tmp_path: Path) -> None:
     assert not chain.check(path).bad
     path.write_bytes(path.read_bytes().replace(b'"prev":"abc\n', b'"prev":"abd\n'))
     assert "cannot be read" in chain.check(path).bad
-
-
-KILLED = """
-import os, signal, sys, threading
-from pathlib import Path
-from fedda.ops.chain import Chain
-
-log = Chain(Path(sys.argv[1]), durable=False)
-log.add(event="first")
-print("ready", flush=True)
-while True:
-    log.add(event="filled", text="x" * 20000)
-"""
-
-
-def test_a_process_that_is_killed_while_it_writes_leaves_a_chain_that_holds(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    command = [sys.executable, "-c", KILLED, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
-    Chain(path).add(event="after")
-    found = chain.check(path)
-    assert not found.bad and found.entries[-1]["event"] == "after"
 
 
 def test_an_unknown_folder_is_a_clear_error(tmp_path: Path) -> None:

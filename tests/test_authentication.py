@@ -44,9 +44,11 @@ NODE: Any = {"node_id": 7}
 Headers = list[tuple[bytes, bytes]]
 
 
-def signed(age: float = 0.0) -> Headers:
+def signed(age: float = 0.0, key: ec.EllipticCurvePrivateKey = KEY) -> Headers:
+    """Headers as a SuperNode makes them, `age` seconds ago."""
     stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat().encode()
-    values = (base64.b64encode(PUBLIC), sign(KEY, stamp).encode(), stamp)
+    public = base64.b64encode(keys.pem(key.public_key()))
+    values = (public, sign(key, stamp).encode(), stamp)
     return list(zip(authentication.HEADERS, values, strict=True))
 
 

@@ -91,19 +91,3 @@ def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     assert "KD3A" in shown
     folder = tmp_path / "runs" / "kd3a"
     assert (folder / "results.json").is_file() and not (folder / "report.html").exists()
-
-
-@pytest.mark.nightly("fedda/plugins.py", "pyproject.toml", "fedda/cli/__init__.py")
-def test_without_it_all_modules_can_be_imported(core: Path, tmp_path: Path) -> None:
-    names = [m for m in edges() if not of_contrib(m) and m != "fedda.contrib"]
-    left = [m for m in names if not m.endswith("__main__")]
-    code = f"import {', '.join(left)}, sys; print(len(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(core)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

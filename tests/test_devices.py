@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import clients.kd3a
 import clients.site.memory
@@ -101,39 +99,6 @@ def test_a_fault_is_found(
     with pytest.raises(Exception):  # noqa: B017 - each method ends in its own way
         train(case, tmp_path)
     assert gpu.faults
-
-
-REFUSED: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "a sum": lambda x, y: x + torch.ones(4),
-    "labels": lambda x, y: F.cross_entropy(x[None], y[:1]),
-    "numpy": lambda x, y: x.numpy(),
-    "asarray": lambda x, y: np.asarray(x),
-    "a number changed in place": lambda x, y: torch.zeros(()).add_(x.sum()),
-    "a number joined": lambda x, y: torch.stack([torch.zeros(()), x.sum()]),
-    "an index of the GPU": lambda x, y: torch.ones(4)[y.to(GPU)],
-    "a draw": lambda x, y: torch.randperm(4, generator=torch.Generator(), device=x.device),
-    "a draw in place": lambda x, y: x.normal_(generator=torch.Generator()),
-}
-ALLOWED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "a number": lambda x, y: x * torch.tensor(2.0),
-    "an index of the CPU": lambda x, y: x[y],
-    "a copy": lambda x, y: x.copy_(torch.ones(4)),
-    "a new one like it": lambda x, y: x.new_ones(4) + torch.ones_like(x),
-    "moved": lambda x, y: torch.ones(4).to(x) + x,
-    "made there": lambda x, y: torch.ones(4, device=x.device) + x,
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cuda_refuses_is_refused(what: str) -> None:
-    with Pretended().watch(), pytest.raises(MixedDevices):
-        REFUSED[what](torch.ones(4, device="cuda"), torch.arange(4))
-
-
-@pytest.mark.parametrize("what", ALLOWED)
-def test_what_cuda_allows_is_allowed(what: str) -> None:
-    with Pretended().watch():
-        assert ALLOWED[what](torch.ones(4, device="cuda"), torch.arange(4)).device == GPU
 
 
 @pytest.mark.parametrize("reproducible", [True, False])

@@ -424,28 +424,6 @@ def ruled(nodes: list[Node], text: str, folder: Path) -> list[Node]:
     return local_grid.ruled(states, text, folder, audited=True)
 
 
-def test_a_site_can_ask_for_more_noise(domains: list[Node], tmp_path: Path) -> None:
-    nodes = ruled(domains, "[privacy]\nnoise = 1.5", tmp_path)
-    for settings in ({}, PRIVATE):
-        resident.cache_clear()
-        made = Bench(nodes, "fedavg", **settings)
-        with pytest.raises(QuorumError):
-            made.round()
-        assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
-    resident.cache_clear()
-    made = Bench(nodes, "kd3a", **PRIVATE | {"privacy__noise": 1.5})
-    assert made.round()[1]["epsilon"] > 0
-
-
-def test_a_site_with_a_budget_of_epsilon_answers_no_run_without_noise(
-    domains: list[Node], tmp_path: Path
-) -> None:
-    made = Bench(ruled(domains, "[privacy]\nepsilon = 1.0", tmp_path), "fedavg")
-    with pytest.raises(QuorumError):
-        made.round()
-    assert failures(made) == {(s, int(Code.POLICY)) for s in SOURCES}
-
-
 @pytest.mark.slow
 def test_training_stops_at_the_budget_over_all_runs(domains: list[Node], tmp_path: Path) -> None:
     *others, first = sorted(SOURCES, key=lambda site: after(site, 2))

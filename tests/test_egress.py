@@ -26,11 +26,7 @@ DIALLED = re.compile(
     r'(?:inet_addr\("(?P<v4>[^"]+)"\)|inet_pton\(AF_INET6, "(?P<v6>[^"]+)")'
 )
 TRACED = ("bert", "town")
-SUMS = {
-    "method": "fdann",
-    "rounds": 1,
-    "train.batch-size": 16,
-} | SMALL_SUMS
+SUMS = {"method": "fdann", "rounds": 1, "train.batch-size": 16} | SMALL_SUMS
 
 
 def traceable() -> bool:

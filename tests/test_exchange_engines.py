@@ -36,11 +36,6 @@ DILS: dict[str, Any] = (
 )
 
 
-@pytest.fixture(scope="module")
-def pair(domains: list[Node]) -> list[Node]:
-    return [node for node in domains if node["name"] in ("anna", "town")]
-
-
 # ---- before anything begins --------------------------------------------------------------------
 
 
@@ -129,8 +124,6 @@ def test_a_simulation_needs_a_slot_for_each_site_that_sums(
 
 # ---- Ray -----------------------------------------------------------------------------------------
 
-SLOW = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchange.join": 90.0}
-
 # This runs in its own process, because Flower supports one simulation per process.
 ON_RAY = """
 import json, sys
@@ -139,68 +132,56 @@ from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import simulate
 
-flat, sites, cpus = json.loads(sys.argv[1])
-ray.init(num_cpus=cpus, include_dashboard=False)
+flat, sites = json.loads(sys.argv[1])
+ray.init(num_cpus=2, include_dashboard=False)
 simulate(RunConfig.parse(flat), sites, Journal(), "ray")
 """
 
 
-def on_ray(flat: dict[str, Any], sites: list[Node], cpus: int) -> subprocess.CompletedProcess[str]:
+def on_ray(flat: dict[str, Any], sites: list[Node]) -> None:
     python = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", ON_RAY, json.dumps([flat, sites, cpus])],
+    done = subprocess.run(
+        [sys.executable, "-c", ON_RAY, json.dumps([flat, sites])],
         env=os.environ | {"PYTHONPATH": python, "RAY_USAGE_STATS_ENABLED": "0"},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.nightly("fedda/exchange", "fedda/ops/engines.py", "server/simulation.py")
-def test_two_sites_on_ray_get_the_same_state_as_in_one_process(
-    pair: list[Node], tmp_path: Path
+@pytest.mark.nightly(
+    *("clients/site/identity.py", "fedda/exchange", "fedda/ops/engines.py", "server/simulation.py")
+)
+def test_on_ray_sites_sum_gradients_and_hide_models_as_in_one_process(
+    domains: list[Node], tmp_path: Path
 ) -> None:
+    """A site's requests are served by any process, so its key cannot lie in one's memory."""
+    slow = {"wait.sites": 120.0, "wait.train": 90.0, "wait.evaluate": 90.0, "exchange.join": 90.0}
+    hidden = {"run.baseline": "kd3a", "kd3a.relay": "sealed"}
+    sites = [node | {"threads": 1} for node in domains]
     kept: list[dict[str, Any]] = []
     for engine in ("ray", "process"):
-        root = tmp_path / engine
-        sites = [node | {"threads": 1} for node in pair]
-        flat = DILS | SLOW | {"run.dir": str(root), "exchange.p": 2}
+        root = tmp_path / engine / "pair"
+        flat = DILS | slow | hidden | {"run.dir": str(root.parent), "exchange.p": 2}
+        flat["dils.collaborator"] = "anna"
         if engine == "ray":
-            done = on_ray(flat, sites, 2)
-            assert done.returncode == 0, done.stderr[-3000:]
+            on_ray(flat, sites)
         else:
             simulate(RunConfig.parse(flat), sites, Journal(), "process")
-        results = json.loads((root / "pair" / "results.json").read_text())
+        results = json.loads((root / "results.json").read_text())
         assert results["events"] == []
-        gradients = {k for k in results["trainings"]["dils"][0]["bytes"] if "gradient" in k}
-        assert len(gradients) == 4
-        kept.append({})
+        (dils,), (kd3a,) = (results["trainings"][method] for method in ("dils", "kd3a"))
+        assert len({k for k in dils["bytes"] if "gradient" in k}) == 4
+        assert kd3a["hidden"] == "sealed" and list((root / "sites").rglob("*.key")) == []
+        kept.append(load_file(kd3a["model"]))
         for site in ("anna", "town"):
-            file = f"{site}/pair.dils-0.3.method.safetensors"
-            held = load_file(root / "pair" / "sites" / file)
+            held = load_file(root / "sites" / site / "pair.dils-0.3.method.safetensors")
             kept[-1] |= {f"{site}/{name}": tensor for name, tensor in held.items()}
     ray, process = kept
     assert ray.keys() == process.keys()
     assert all(ray[name].equal(process[name]) for name in ray)
-
-
-@pytest.mark.nightly("clients/site/identity.py", "fedda/ops/engines.py", "server/simulation.py")
-@pytest.mark.parametrize(
-    "settings",
-    [{"method": "fedavg", "secure": "sum"}, {"method": "kd3a", "kd3a.relay": "sealed"}],
-)
-def test_models_are_hidden_on_ray_as_well(
-    domains: list[Node], tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    """A site's requests are served by any process, so its key cannot lie in one's memory."""
-    flat = {"rounds": 4, "run.name": "hidden", "run.baseline": "none", "run.dir": str(tmp_path)}
-    wait = {key: value for key, value in SLOW.items() if key.startswith("wait.")}
-    done = on_ray(flat | wait | settings, domains, 2)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads((tmp_path / "hidden" / "results.json").read_text())
-    assert results["events"] == []
-    assert list((tmp_path / "hidden" / "sites").rglob("*.key")) == []
 
 
 # ---- Flower's own node ---------------------------------------------------------------------------

@@ -98,29 +98,6 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
 
 
 @pytest.mark.nightly("fedda/exchange")
-def test_a_site_refuses_a_run_with_too_few_examples_per_gradient(hub: Federation) -> None:
-    """The run accepts gradients over few examples; a site without that setting does not."""
-    hub.processes["town"].stop()
-    usual = hub.client_options["town"]
-    hub.client_options["town"] = []  # without the option that allows fewer
-    hub.start_site("town")
-    hub.wait_for_sites()
-    try:
-        run = hub.begin("few", DILS | {"wait.tries": 1})
-        state = hub.wait(run.id, PATIENCE)
-        assert not state.succeeded
-        assert "gradients must be computed from 256 or more" in hub.processes["town"].text()
-        (failed,) = run.find("failed")
-        assert "target" in failed["text"]
-        assert run.find("trouble", what="failed", site="town")
-    finally:
-        hub.processes["town"].stop()
-        hub.client_options["town"] = usual
-        hub.start_site("town")
-        hub.wait_for_sites()
-
-
-@pytest.mark.nightly("fedda/exchange")
 @pytest.mark.parametrize("method", ["fdann", "fdan"])
 def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
     settings = SUMMED | {"method": method, "rounds": 2, "train.batch-size": 16}

@@ -13,14 +13,7 @@ from fedda import models
 from fedda.errors import Code, QuorumError
 from fedda.maths import fourier
 from fedda.settings import RunConfig
-from tests.adversarial_runs import (
-    SETTINGS,
-    arrays,
-    assert_as_in_one_place,
-    cases,
-    images,
-    run,
-)
+from tests.adversarial_runs import SETTINGS, arrays, assert_as_in_one_place, cases, images, run
 from tests.local_grid import CLASSES, SIDE, SOURCES, Node
 from tests.reference import fourier as exact
 

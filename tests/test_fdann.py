@@ -15,14 +15,7 @@ from fedda.settings import RunConfig, presets
 from fedda.train import learning_rate
 from fedda.wire import Role, packing
 from fedda.wire.packing import Kind
-from tests.adversarial_runs import (
-    SETTINGS,
-    WIDTH,
-    arrays,
-    assert_as_in_one_place,
-    cases,
-    run,
-)
+from tests.adversarial_runs import SETTINGS, WIDTH, arrays, assert_as_in_one_place, cases, run
 from tests.local_grid import Bench, Node
 
 

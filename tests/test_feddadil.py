@@ -29,6 +29,9 @@ from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run, stop
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 SITES = ["anna", "bert", "carl", "town"]
+NIGHTLY = pytest.mark.nightly(
+    *(f"{folder}/feddadil.py" for folder in ("fedda/algorithms", "clients", "strategies"))
+)
 
 
 def stateful(domains: list[Node], folder: Path) -> list[Node]:
@@ -90,11 +93,15 @@ def test_stage_1_is_fedavg_bit_for_bit(domains: list[Node]) -> None:
     ]
 
 
-def test_a_site_without_a_disk_gets_the_encoder_again_within_the_round(domains: list[Node]) -> None:
+def test_a_restarted_site_without_a_disk_gets_the_encoder_again_and_says_that_it_begins_anew(
+    domains: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
     bench = Bench(domains, "feddadil")
     bench.round(1)
+    assert "coordinates" not in caplog.text
     resident.cache_clear()  # clears the memory of all sites
     bench.round(2)
+    assert "no coordinates of round 1 are left; drawn anew" in caplog.text
     assert set(bench.strategy.weights) == set(SITES)
     sent = received(bench, "town")
     assert [set(arrays) for arrays in sent] == [{"model", "atoms"}, {"atoms"}, {"model", "atoms"}]
@@ -180,27 +187,6 @@ def test_coordinates_survive_a_restart(domains: list[Node], tmp_path: Path) -> N
     assert all(np.array_equal(kept[n], again[n]) for n in kept)
 
 
-def test_without_a_disk_a_restarted_site_starts_anew_and_reports_it(
-    domains: list[Node], caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = Bench(domains, "feddadil")
-    bench.round(1)
-    assert "coordinates" not in caplog.text
-    resident.cache_clear()
-    bench.round(2)
-    assert "no coordinates of round 1 are left; drawn anew" in caplog.text
-
-
-def test_a_repeated_round_starts_from_the_same_coordinates(domains: list[Node]) -> None:
-    bench = Bench(domains, "feddadil")
-    bench.round(1)
-    first = [bench.grid.call(request) for request in bench.begin(2)]
-    again = [bench.grid.call(request) for request in bench.begin(2)]
-    for a, b in zip(first, again, strict=True):
-        a, b = (records.read(r.content)[0]["atoms"].buffer for r in (a, b))
-        assert a == b
-
-
 @pytest.mark.parametrize("disk", [False, True])
 def test_coordinates_are_kept_while_a_site_misses_rounds(
     domains: list[Node], tmp_path: Path, caplog: pytest.LogCaptureFixture, disk: bool
@@ -257,9 +243,7 @@ def test_a_site_that_has_left_is_not_asked_again(domains: list[Node]) -> None:
 # ---- what a site does --------------------------------------------------------------------------
 
 
-@pytest.mark.nightly(
-    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
-)
+@NIGHTLY
 @pytest.mark.parametrize(
     "settings",
     [
@@ -342,9 +326,7 @@ def test_atoms_that_no_honest_site_sends_are_refused(domains: list[Node], case: 
 # ---- heads, results, prediction ----------------------------------------------------------------
 
 
-@pytest.mark.nightly(
-    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
-)
+@NIGHTLY
 def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     domains: list[Node], tmp_path: Path
 ) -> None:
@@ -374,9 +356,7 @@ def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
     assert accuracy == pytest.approx(entries[-1]["accuracy-encoder"])
 
 
-@pytest.mark.nightly(
-    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
-)
+@NIGHTLY
 def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path: Path) -> None:
     base = {"run.dir": str(tmp_path), "run.name": "first", "method": "fedavg", "rounds": 3}
     run(domains, base)
@@ -393,9 +373,7 @@ def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path:
         finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 
-@pytest.mark.nightly(
-    "fedda/algorithms/feddadil.py", "clients/feddadil.py", "strategies/feddadil.py"
-)
+@NIGHTLY
 def test_a_resumed_run_gives_the_numbers_of_an_uninterrupted_one(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

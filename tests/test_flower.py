@@ -32,9 +32,7 @@ PUBLIC = re.compile(r"flwr(\.(app|client|clientapp|common|serverapp(\.strategy)?
 PLACES = flower._places()
 
 # What we use of a name beyond its being there: attributes of it, and parameters "(name)".
-USED = {
-    "message_from_proto": "(message_proto)",
-}
+USED = {"message_from_proto": "(message_proto)"}
 
 
 def uses(path: Path) -> Iterator[tuple[str, str]]:
@@ -100,16 +98,6 @@ def test_flower_still_has(name: str, place: str) -> None:
 def test_every_name_is_used_and_everything_used_is_a_name() -> None:
     assert set(PLACES) - set(USERS) == set()
     assert {key.partition(".")[0] for key in USED} <= set(PLACES)
-
-
-def test_what_is_gone_is_named_with_its_users() -> None:
-    assert gone("nothing", "flwr.common.serde") == ["flwr.common.serde.nothing"]
-    assert gone("anything", "flwr.no.module") == ["flwr.no.module.anything"]
-    assert lacks(flower.message_from_proto, "(patience)") and not lacks(
-        flower.fleet_pb2, "DESCRIPTOR"
-    )
-    assert "PullMessagesRequest" in READ["fleet_pb2"]
-    assert "server/superlink/fab_unpack.py" in USERS["get_project_dir"]
 
 
 # ---- one place --------------------------------------------------------------------------------

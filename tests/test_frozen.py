@@ -143,8 +143,8 @@ def test_the_frozen_part_never_changes() -> None:
 
 @pytest.mark.slow
 def test_a_model_file_stands_alone(tmp_path: Path) -> None:
-    weights = save_weights("resnet18", tmp_path)
-    kept = ModelConfig(name="resnet18", weights=str(weights), train="bottleneck", bottleneck=4)
+    weights = save_weights(RESNET, tmp_path)
+    kept = ModelConfig(name=RESNET, weights=str(weights), train="bottleneck", bottleneck=4)
     model = models.build(kept, IMAGES, 3, seed=0).attach(models.backbone(kept, IMAGES)).eval()
     path = tmp_path / "model.safetensors"
     models.save(path, model, config=kept, shape=IMAGES, classes=("a", "b", "c"))

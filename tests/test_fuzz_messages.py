@@ -5,10 +5,7 @@ Everything is drawn from seeded generators. Malformed files are in test_fuzz.py.
 
 import contextlib
 import json
-import threading
 from collections import Counter
-from concurrent.futures import Future
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,19 +13,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedda import exchange, records
-from fedda.errors import Code, ExchangeError
-from fedda.exchange import Group, Host, frames
+from fedda import records
+from fedda.errors import Code
+from fedda.exchange import Group, frames
 from fedda.exchange.host import RemoteSession
 from fedda.exchange.meeting import Meeting
-from fedda.lane.dialer import Dialer
-from fedda.lane.invitation import LaneInvitation
-from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
 from tests.fuzzing import mutated, odd, peak
 from tests.listed import cells, fits
 from tests.local_grid import Bench, Node
-from tests.sockets import AT, FOLDER, remote
+from tests.sockets import FOLDER
 
 ROOM = 200  # megabytes that a whole test may take
 # How many messages are drawn.
@@ -51,25 +45,6 @@ counts = pytest.mark.parametrize(
 SIZE, SYNCS = 6, 3
 SECRET = 1234.5
 GROUPS = [Group("pair", SIZE, SYNCS, ("a", "b")), Group("others", SIZE, SYNCS, ("b",))]
-
-
-def test_any_frame_is_read_or_refused_in_one_sentence() -> None:
-    draw, seen = Random("frames"), Counter[str]()
-    values = np.full(SIZE, SECRET, np.float32)
-    samples = [frames.gradient("pair", 1, 256, values), frames.total("pair", 1, values)]
-    samples += [frames.LEAVE]
-    with peak(50):
-        for _ in range(3000):
-            data = mutated(draw, draw.choice(samples))
-            for read in (frames.up, frames.down):
-                try:
-                    _, found = read(data)
-                    assert found.nbytes <= len(data)
-                    seen["read"] += 1
-                except ExchangeError as error:
-                    assert str(error) == "A frame of the exchange cannot be read."
-                    seen["refused"] += 1
-    assert min(seen.values()) > 500, seen
 
 
 def frame(draw: Random) -> bytes:
@@ -102,67 +77,6 @@ def test_any_sequence_of_frames_ends_a_session_in_one_sentence_or_not_at_all() -
                 assert "\n" not in text and str(SECRET) not in text and len(text) < 400, text
             seen["ended" if meeting.ended else "open"] += 1
     assert seen["ended"] > 200, seen
-
-
-def say(invited: LaneInvitation, *given: bytes) -> str:
-    """Send notes with any ticket -> why the connection ended."""
-    line, why = LaneEnd(noted=lambda note: None, most=2**30), Future[str]()
-    dialer = Dialer(line, invited, AT, lambda error: why.set_result(str(error)), 0.0)
-    for data in given:
-        line.post(data)
-    try:
-        return why.result(30)
-    finally:
-        dialer.close()
-
-
-@pytest.mark.slow
-def test_strangers_at_the_port_change_no_sum() -> None:
-    draw, notices = Random("strangers"), []
-    pair = Group("pair", SIZE, SYNCS, ("a", "b"))
-    host = Host(FOLDER, lambda *n: notices.append(n))
-    tickets = ["f" * 64, "", "x" * 4000, "0" * 63]
-    giant = frames.gradient("pair", 0, 256, np.zeros(2**20, np.float32))
-    with peak(ROOM), host.open([pair], join=60, wait=60, rejoin=30) as session:
-        invitations = session.invitations
-        totals: dict[str, list[bytes]] = {"a": [], "b": []}
-
-        def train(site: str) -> None:
-            with exchange.connect(invitations[site], AT) as stream:
-                for index in range(SYNCS):
-                    values = np.full(SIZE, index + ord(site), np.float32)
-                    totals[site].append(stream.swap("pair", values, 256).tobytes())
-                    turn.wait(60)
-
-        turn = threading.Barrier(3)
-        sites = [threading.Thread(target=train, args=(site,)) for site in "ab"]
-        for each in sites:
-            each.start()
-        for _ in range(SYNCS):
-            for ticket in tickets:
-                said = [giant] if draw.random() < 0.2 else [frame(draw), frame(draw)]
-                stranger = replace(invitations["a"].lane, ticket=ticket)
-                assert "knows no such ticket" in say(stranger, *said)
-            turn.wait(60)
-        for each in sites:
-            each.join(60)
-        assert not session.ended
-    wanted = [np.full(SIZE, 2 * i + ord("a") + ord("b"), np.float32).tobytes() for i in range(3)]
-    assert totals == {"a": wanted, "b": wanted}
-    assert {site for what, site, _ in notices if what == "refused"} <= {""}
-    for text in (n[2] for n in notices):
-        assert "\n" not in text and len(text) < 400
-
-
-@pytest.mark.slow
-def test_a_site_with_a_valid_ticket_cannot_do_more_than_end_the_session() -> None:
-    draw = Random("insiders")
-    pair = Group("pair", SIZE, SYNCS, ("a", "b"))
-    with peak(ROOM):
-        for _ in range(25):
-            with remote().open([pair], join=60, wait=60, rejoin=0) as session:
-                why = say(session.invitations["a"].lane, *[frame(draw) or b"?" for _ in range(4)])
-                assert str(SECRET) not in why and "failed at the server" not in why
 
 
 # ---- requests to a site --------------------------------------------------------------------------

@@ -9,10 +9,7 @@ from torch import nn
 from fedda.adversarial import discriminators
 from fedda.adversarial.discriminators import Discriminator
 from fedda.train import generator
-from tests.adversarial_runs import (
-    assert_as_in_one_place,
-    cases,
-)
+from tests.adversarial_runs import assert_as_in_one_place, cases
 from tests.local_grid import Node
 
 

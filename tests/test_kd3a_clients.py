@@ -22,12 +22,7 @@ from fedda.maths import mixup
 from fedda.settings import RunConfig, Task
 from fedda.train import batches, generator
 from fedda.wire.packing import Arrays
-from tests.local_grid import (
-    EXAMPLES,
-    Bench,
-    Node,
-    make_domains,
-)
+from tests.local_grid import EXAMPLES, Bench, Node, make_domains
 from tests.reference import kd3a as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -74,9 +69,11 @@ LONELY = SimpleNamespace(
 )
 
 
+@pytest.mark.parametrize(("last", "sizes"), [(20, [5] * 4), (6, [6])])
 def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order(
-    monkeypatch: pytest.MonkeyPatch,
+    last: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A single image that is left over joins the batch before it."""
     options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5, "model.name": "mlp"}
     task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
     x = torch.arange(21.0)[:, None]
@@ -91,11 +88,11 @@ def test_teachers_with_batch_statistics_see_shuffled_batches_and_answer_in_order
 
     monkeypatch.setattr(models, "predict", predict)
     model = cast(Any, torch.nn.Linear(1, 3))
-    images = torch.arange(1, 21)  # a round may leave out images, here image 0
+    images = torch.arange(1, last + 1)  # a round may leave out images, here image 0
     p = target._probabilities(model, images)
     assert p[:, 0].tolist() == images.tolist()
     assert sorted(value for b in batches for value in b) == images.tolist()
-    assert [len(b) for b in batches] == [5, 5, 5, 5]
+    assert [len(b) for b in batches] == sizes
     assert all(b != sorted(b) for b in batches)
 
 
@@ -121,18 +118,6 @@ def test_few_images_that_teachers_are_sure_of_weigh_as_much_as_all_others(
     unheard = {"soft": kd3a.NOBODY, "hard": 0}[vote]  # a hard vote learns nothing of them
     assert weights[0].unique().tolist() == pytest.approx([unheard])
     assert weights[1][:2].tolist() == [1, 1] and weights[1][2:].max() <= kd3a.NOBODY
-
-
-def test_a_single_last_image_joins_the_batch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"kd3a.teacher-batchnorm": "batch", "train.batch-size": 5}
-    task = RunConfig.parse({"method": "kd3a", **options}).task("kd3a", 0, (1,), list("abc"), 2)
-    target = Target(cast(Any, LONELY))
-    target.data = Unlabelled(torch.arange(6.0)[:, None])
-    monkeypatch.setattr(models, "predict", lambda model, x, batch: x.expand(len(x) and batch, 3))
-    model = cast(Any, torch.nn.Linear(1, 3))
-    target.request = cast(Any, SimpleNamespace(task=task, round=1, draw=(1,)))
-    p = target._probabilities(model, torch.arange(6))
-    assert p[:, 0].tolist() == list(range(6))
 
 
 def test_a_model_without_batchnorm_has_no_moments_to_match(tmp_path: Path) -> None:

@@ -45,18 +45,16 @@ def self_signed(path: Path, starts: datetime, ends: datetime) -> None:
     path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
 
-def test_server_certificate_names_the_hosts_and_the_loopback(made: Path) -> None:
-    server = certified(made / "server.pem")
+def test_server_certificate_names_its_hosts_and_is_signed_by_the_authority_on_p384(
+    made: Path,
+) -> None:
+    ca, server = certified(made / "ca.crt"), certified(made / "server.pem")
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["hub.example.org", "localhost"]
     assert names.get_values_for_type(x509.IPAddress) == [
         ipaddress.ip_address("10.1.2.3"),
         ipaddress.ip_address("127.0.0.1"),
     ]
-
-
-def test_server_certificate_is_signed_by_the_authority_on_p384(made: Path) -> None:
-    ca, server = certified(made / "ca.crt"), certified(made / "server.pem")
     server.verify_directly_issued_by(ca)
     for each in (ca, server):
         key = each.public_key()
@@ -66,23 +64,18 @@ def test_server_certificate_is_signed_by_the_authority_on_p384(made: Path) -> No
     assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_python_accepts_the_pair_for_tls(made: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made / "server.pem", made / "server.key")
-    trusting = ssl.create_default_context(cafile=str(made / "ca.crt"))
-    assert trusting.cert_store_stats()["x509_ca"] == 1
-
-
 @pytest.mark.parametrize("name", ["ca.key", "server.key", "nodes/clinic-a"])
 def test_only_the_owner_may_read_private_files(made: Path, name: str) -> None:
     assert stat.S_IMODE((made / name).stat().st_mode) == 0o600
 
 
-def test_a_second_authority_is_refused_and_the_first_is_kept(made: Path) -> None:
+def test_a_second_authority_or_key_of_a_name_is_refused_and_the_first_is_kept(made: Path) -> None:
     before = (made / "ca.key").read_bytes()
     with pytest.raises(KeyFileError, match="exists already"):
         certificate.init(made)
     assert (made / "ca.key").read_bytes() == before
+    with pytest.raises(KeyFileError, match="exists already"):
+        keys.add(made, "clinic-a")
 
 
 def test_node_key_is_openssh_p256_and_matches_its_public_half(made: Path) -> None:
@@ -90,11 +83,6 @@ def test_node_key_is_openssh_p256_and_matches_its_public_half(made: Path) -> Non
     assert (made / "nodes" / "clinic-a.pub").read_text().startswith("ecdsa-sha2-nistp256 ")
     private = keys.load_node_key(made / "nodes" / "clinic-a")
     assert private.public_key() == keys.public_keys(made)["clinic-a"]
-
-
-def test_a_name_gets_one_key_only(made: Path) -> None:
-    with pytest.raises(KeyFileError, match="exists already"):
-        keys.add(made, "clinic-a")
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden", "revoked", "a.pub", "x" * 80])
@@ -126,9 +114,13 @@ def test_a_site_may_keep_its_private_key_to_itself(made: Path, tmp_path: Path) -
 def test_a_valid_certificate_passes_with_its_key(made: Path) -> None:
     certificate.check_certificate(made / "ca.crt", made / "ca.key")
     certificate.check_certificate(made / "server.pem", made / "server.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made / "server.pem", made / "server.key")
+    trusting = ssl.create_default_context(cafile=str(made / "ca.crt"))
+    assert trusting.cert_store_stats()["x509_ca"] == 1
 
 
-def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None:
+def test_a_certificate_is_refused_before_and_after_its_time(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     self_signed(tmp_path / "old.pem", now - timedelta(days=30), now - timedelta(days=1))
     with pytest.raises(KeyFileError, match=rf"expired on {now - timedelta(days=1):%Y-%m-%d}"):
@@ -136,10 +128,6 @@ def test_an_expired_certificate_is_refused_with_the_date(tmp_path: Path) -> None
     # It signed itself, so it is an authority: to renew it would refuse in the same words.
     with pytest.raises(KeyFileError, match="makes another with `fedda keys init` and hands it out"):
         certificate.check_certificate(tmp_path / "old.pem")
-
-
-def test_a_certificate_that_is_not_yet_valid_is_refused(tmp_path: Path) -> None:
-    now = datetime.now(UTC)
     self_signed(tmp_path / "new.pem", now + timedelta(days=2), now + timedelta(days=9))
     with pytest.raises(KeyFileError, match=r"valid from .*clock"):
         certificate.check_certificate(tmp_path / "new.pem")
@@ -221,12 +209,9 @@ def test_a_server_warns_of_a_key_that_others_can_read(
     assert f"`chmod 600 {tmp_path / 'server.key'}`" in capsys.readouterr().err
 
 
-def test_a_key_of_another_certificate_is_refused(made: Path) -> None:
+def test_a_file_that_is_missing_or_not_the_one_that_is_needed_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not the private key of"):
         certificate.check_certificate(made / "server.pem", made / "ca.key")
-
-
-def test_a_file_that_is_missing_or_no_certificate_is_refused(made: Path) -> None:
     with pytest.raises(KeyFileError, match="not a PEM certificate: give what `fedda keys init`"):
         certificate.check_certificate(made / "nodes" / "clinic-a.pub")
     with pytest.raises(KeyFileError, match="cannot be read"):
@@ -266,24 +251,17 @@ def test_other_kinds_of_keys_are_refused(tmp_path: Path, made: Path) -> None:
         keys.load_node_key(made / "nodes" / "clinic-a.pub")
 
 
-def test_the_commands_make_list_and_revoke(tmp_path: Path) -> None:
+def test_the_commands_make_list_and_revoke_or_end_with_a_sentence(tmp_path: Path) -> None:
     run, hub = CliRunner(), str(tmp_path / "hub")
     assert run.invoke(app, ["init", "--dir", hub, "--host", "hub.example.org"]).exit_code == 0
+    again = run.invoke(app, ["init", "--dir", hub])
+    assert again.exit_code == 3 and "exists already" in again.output
+    nowhere = run.invoke(app, ["list", "--dir", str(tmp_path / "nowhere")])
+    assert nowhere.exit_code == 3 and "there is no folder" in nowhere.output
     assert run.invoke(app, ["add", "clinic-a", "--dir", hub]).exit_code == 0
     assert "clinic-a" in run.invoke(app, ["list", "--dir", hub]).output
     assert run.invoke(app, ["revoke", "clinic-a", "--dir", hub]).exit_code == 0
     assert run.invoke(app, ["list", "--dir", hub]).output.strip() == "1 revoked"
-
-
-def test_the_commands_end_with_exit_code_3_and_a_sentence(tmp_path: Path) -> None:
-    run, hub = CliRunner(), str(tmp_path / "hub")
-    run.invoke(app, ["init", "--dir", hub])
-    again = run.invoke(app, ["init", "--dir", hub])
-    assert again.exit_code == 3
-    assert "exists already" in again.output
-    nowhere = run.invoke(app, ["list", "--dir", str(tmp_path / "nowhere")])
-    assert nowhere.exit_code == 3
-    assert "there is no folder" in nowhere.output
 
 
 # ---- requests ------------------------------------------------------------------------------------

@@ -175,23 +175,6 @@ def test_a_site_cannot_answer_for_another() -> None:
     assert [src(r) for r in Mail(Posing({1: 1, 2: 0})).deliver(map(request, (1, 2)), 5)] == [1]
 
 
-@pytest.mark.parametrize("code", sorted(mail.GIVEN_UP))
-def test_the_servers_note_that_no_reply_will_come_is_not_delivered(code: int) -> None:
-    def app(message: Message, context: Context) -> Message:
-        if context.node_id == 1:
-            return Message(Error(code=code, reason="gone"), reply_to=message)
-        return Message(
-            Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=""), reply_to=message
-        )
-
-    grid = LocalGrid(app, [{}, {}])  # type: ignore[arg-type]
-    received: list[Message] = []
-    began = time.monotonic()
-    replies = Mail(grid, received=received.append).deliver([request(1), request(2)], 60)
-    assert [src(r) for r in replies] == [src(r) for r in received] == [2]
-    assert time.monotonic() - began < 30
-
-
 class Watching(Mail):
     """Mail that notes what it learns while it waits."""
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from clients.policy.rules import Policy
 from clients.site.remembered import Remembered
 from fedda import exchange
 from fedda.errors import (
@@ -27,13 +26,12 @@ from fedda.exchange import Group, LocalHost, in_process
 from fedda.exchange.groups import KEYS, Invitation
 from fedda.exchange.masked import GradientPoint, MaskedGroup, agreement, tell
 from fedda.halves import load_half
-from fedda.ops import keys
 from fedda.secure.agree import Occasion, Own
 from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import simulate
 from tests.adversarial_runs import run
-from tests.local_grid import Bench, Node, assert_close, settings_of
+from tests.local_grid import Bench, Node, assert_close, keyed, ruled, settings_of
 from tests.sockets import AT, remote
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -192,28 +190,17 @@ def test_a_run_gives_the_plain_model(domains: list[Node], tmp_path: Path, method
     assert_close(models[True], models[False], 1e-4)
 
 
-def keyed(domains: list[Node], folder: Path, leave_out: str = "") -> list[Node]:
-    for node in domains:
-        keys.add(folder, node["name"], node["role"])
-    lines = (folder / "peers").read_text().splitlines(keepends=True)
-    few = folder / "few"
-    few.write_text("".join(x for x in lines if not leave_out or f" {leave_out}" not in x))
-    home = folder / "nodes"
-    return [n | {"key": str(home / n["name"]), "peers": str(few)} for n in domains]
-
-
 def test_a_stranger_in_the_group_is_refused(domains: list[Node], tmp_path: Path) -> None:
-    nodes = keyed(domains, tmp_path, leave_out="bert")
+    nodes, peers = keyed(domains, tmp_path), tmp_path / "peers"
+    lines = peers.read_text().splitlines(keepends=True)
+    peers.write_text("".join(line for line in lines if " bert" not in line))
     with pytest.raises(QuorumError):
         run(nodes, tmp_path, "fdann", **{"exchange.masked": True, "exchange.clip": 10.0})
 
 
 def test_the_policy_demands_masks_and_bounds_changes(domains: list[Node], tmp_path: Path) -> None:
-    for text, masked, fails in (
-        ("demand = true", False, True),
-        ("changes = 0", True, False),
-    ):
-        target = [n | (ruled(tmp_path, text) if n["role"] == "target" else {}) for n in domains]
+    for text, masked, fails in (("demand = true", False, True), ("changes = 0", True, False)):
+        target = [*domains[:-1], *ruled(domains[-1:], f"[secure]\n{text}", tmp_path)]
         more = {"exchange.masked": masked, "exchange.clip": 10.0, "run.name": text[:4]}
         if fails:
             with pytest.raises(QuorumError):
@@ -222,19 +209,14 @@ def test_the_policy_demands_masks_and_bounds_changes(domains: list[Node], tmp_pa
             assert run(target, tmp_path, "fdann", **more)["rounds"]
 
 
-def ruled(folder: Path, text: str) -> dict[str, str]:
-    path = folder / "policy.toml"
-    path.write_text(f"[secure]\n{text}")
-    return {"policy": Policy.read(path).model_dump_json(by_alias=True)}
-
-
 def refusals(
     nodes: list[Node], groups: dict[str, tuple[str, ...]], rule: str, folder: Path
 ) -> dict[str, int]:
     """One round of f-DANN in groups that the server chose -> the errors by site."""
     settings = {"exchange__masked": True, "exchange__clip": 10.0, "fdann__pairs": True}
     folder.mkdir()
-    made = Bench([n | ruled(folder, rule) for n in keyed(nodes, folder)], "fdann", **settings)
+    sites = ruled(keyed(nodes, folder), f"[secure]\n{rule}", folder)
+    made = Bench(sites, "fdann", **settings)
     strategy: Any = made.strategy
     by_name = {node.name: node for node in strategy.roster.nodes}
     strategy.groups = lambda _: {k: [by_name[n] for n in of] for k, of in groups.items()}

@@ -8,16 +8,7 @@ import pytest
 
 from fedda.errors import NotFiniteError, SecureError
 from fedda.maths.average import RunningMean
-from fedda.secure.masks import (
-    LOSS,
-    WEIGHT,
-    FixedPoint,
-    MaskedSum,
-    add_mask,
-    hide,
-    layouts,
-    narrow,
-)
+from fedda.secure.masks import LOSS, WEIGHT, FixedPoint, MaskedSum, add_mask, hide, layouts, narrow
 from fedda.wire.packing import Arrays, Kind, Packed, layout
 from tests.reference import masks as twin
 
@@ -61,36 +52,23 @@ def point() -> FixedPoint:
     return FixedPoint(network(9), len(NAMES), max(WEIGHTS.values()))
 
 
-def test_two_vectors_by_hand() -> None:
+@pytest.mark.parametrize(("shape", "bits", "b"), [((2,), 64, 44), ((1, 2), 32, 22)])
+def test_two_models_by_hand(shape: tuple[int, ...], bits: int, b: int) -> None:
     """(1, -2) and (4, 1), with weights 1 and 2: the mean is (3, 0).
 
     The model sent is 0, so a value may be 2^16; the sum of two with weights up to 2 has 62 bits:
-    b = 62 - 1 - 1 - 16 = 44.
+    b = 62 - 1 - 1 - 16 = 44. A matrix may have 30 bits, of which a value of the model may take 6:
+    b = 30 - 1 - 1 - 6 = 22.
     """
-    sent = {"w": np.zeros(2, np.float32)}
-    point = FixedPoint(sent, 2, 2)
-    assert point.bits["w"] == 44
-    first = point.encode("w", np.array([1.0, -2.0], np.float32), 1)
-    second = point.encode("w", np.array([4.0, 1.0], np.float32), 2)
-    assert first.tolist() == [2**44, 2**64 - 2**45]
-    assert second.tolist() == [2**47, 2**45]
+    point = FixedPoint({"w": np.zeros(shape, np.float32)}, 2, 2, {"w"} if bits == 32 else set())
+    assert point.bits["w"] == b
+    first = point.encode("w", np.array([1.0, -2.0], np.float32).reshape(shape), 1)
+    second = point.encode("w", np.array([4.0, 1.0], np.float32).reshape(shape), 2)
+    assert first.dtype == f"uint{bits}" and first.tolist() == [2**b, 2**bits - 2 ** (b + 1)]
+    assert second.tolist() == [2 ** (b + 3), 2 ** (b + 1)]
     add_mask(first, bytes(32), True)
     add_mask(second, bytes(32), False)
-    assert first.tolist() != [2**44, 2**64 - 2**45]
-    assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
-
-
-def test_two_matrices_by_hand_modulo_2_to_the_32() -> None:
-    """The same with 30 bits, of which a value of the model may take 6: b = 30 - 1 - 1 - 6 = 22."""
-    point = FixedPoint({"w": np.zeros((1, 2), np.float32)}, 2, 2, {"w"})
-    assert point.bits["w"] == 22
-    first = point.encode("w", np.array([[1.0, -2.0]], np.float32), 1)
-    second = point.encode("w", np.array([[4.0, 1.0]], np.float32), 2)
-    assert first.dtype == np.uint32 and first.tolist() == [2**22, 2**32 - 2**23]
-    assert second.tolist() == [2**25, 2**23]
-    add_mask(first, bytes(32), True)
-    add_mask(second, bytes(32), False)
-    assert first.tolist() != [2**22, 2**32 - 2**23]
+    assert first.tolist() != [2**b, 2**bits - 2 ** (b + 1)]
     assert point.decode("w", first + second, 3).tolist() == [3.0, 0.0]
 
 

@@ -17,16 +17,7 @@ from fedda.errors import Code, QuorumError
 from fedda.settings import RunConfig
 from fedda.train import seed_for
 from tests.adversarial_runs import batches
-from tests.local_grid import (
-    CLASSES,
-    EXAMPLES,
-    FAST,
-    SIDE,
-    Bench,
-    Node,
-    changed,
-    run,
-)
+from tests.local_grid import CLASSES, EXAMPLES, FAST, SIDE, Bench, Node, changed, run
 from tests.reference import mdan as twin
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
@@ -312,17 +303,6 @@ def test_with_one_source_mdan_computes_the_same_as_f_dann(
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     weaker = common | same | {"run.name": "weaker", "fdann.reversal.strength": 0.01}
     assert not all(torch.equal(found[n], v) for n, v in model_of(run(nodes, weaker)[0]).items())
-
-
-def test_a_run_works_with_two_sources_per_round_and_half_precision(
-    domains: list[Node], runs: dict[str, str]
-) -> None:
-    some = {"sources-per-round": 2, "rounds": 4, "wire.dtype": "float16", "exchange.p": 2}
-    results, events = run(domains, runs | form("soft", "code") | some)
-    entries = results["trainings"]["mdan"][0]["rounds"]
-    assert {name for entry in entries for name in entry["weights"]} == set(EXAMPLES)
-    assert all(len(entry["weights"]) == 3 for entry in entries)
-    assert not [e for e in events if e["event"] == "trouble"]
 
 
 # ---- the contract ------------------------------------------------------------------------------

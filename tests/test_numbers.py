@@ -22,7 +22,7 @@ from fedda.methods import Method
 from fedda.secure import hiding
 from fedda.wire import Number, Rule
 from fedda.wire.packing import Arrays, Kind, Packed, pack
-from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, keyed
+from tests.local_grid import CLASSES, SIDE, SOURCES, Bench, Node, keyed, ruled
 
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
@@ -147,11 +147,7 @@ LINEAR |= {"guard__max_update": 0.0}
 @pytest.mark.parametrize("weighting", ["focus", "examples"])
 @pytest.mark.parametrize("relay", ["open", "sealed"])
 def test_a_teacher_that_one_image_lights_does_not_teach(
-    domains: list[Node],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    relay: str,
-    weighting: str,
+    domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relay: str, weighting: str
 ) -> None:
     """Its share of kept images would tell a pixel of that image, answer by answer."""
     outgoing, made = clients_kd3a.Source.outgoing, lit(domains[-1])
@@ -266,11 +262,8 @@ def test_fewer_than_ten_test_images_are_not_told_and_not_tested(
 
 
 def with_policy(text: str, nodes: list[Node], folder: Path) -> list[Node]:
-    path = folder / "policy.toml"
-    path.write_text(text)
-    rules = Policy.read(path).model_dump_json(by_alias=True)
-    own = [{"state-dir": str(folder / n["name"]), "audited": True} for n in nodes]
-    return [{**n, **o, "policy": rules, "notes": False} for n, o in zip(nodes, own, strict=True)]
+    states = [n | {"state-dir": str(folder / n["name"])} for n in nodes]
+    return ruled(states, text, folder, audited=True, notes=False)
 
 
 def used_by(name: str, folder: Path) -> tuple[int, int]:
@@ -278,16 +271,15 @@ def used_by(name: str, folder: Path) -> tuple[int, int]:
     return used.rounds, used.tests
 
 
-def test_teachers_are_booked_as_a_round_and_as_tests(domains: list[Node], tmp_path: Path) -> None:
-    Bench(with_policy("", domains, tmp_path), "kd3a").round()
-    assert used_by("anna", tmp_path) == (1, 0)
-    assert used_by("town", tmp_path) == (1, 4)  # of its own model and three teachers
-
-
-def test_candidates_are_booked_as_a_round_and_as_tests(domains: list[Node], tmp_path: Path) -> None:
-    Bench(with_policy("", domains, tmp_path), "fruda").round()
-    assert used_by("anna", tmp_path) == (1, 1)
-    assert used_by("town", tmp_path) == (1, 3)
+@pytest.mark.parametrize(
+    ("method", "anna", "town"),
+    [("kd3a", (1, 0), (1, 4)), ("fruda", (1, 1), (1, 3))],  # KD3A's target tests its own model, too
+)
+def test_teachers_and_candidates_are_booked_as_a_round_and_as_tests(
+    domains: list[Node], tmp_path: Path, method: str, anna: tuple[int, int], town: tuple[int, int]
+) -> None:
+    Bench(with_policy("", domains, tmp_path), method).round()
+    assert (used_by("anna", tmp_path), used_by("town", tmp_path)) == (anna, town)
 
 
 def test_models_that_adapt_here_are_booked_in_every_round(

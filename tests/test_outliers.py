@@ -116,31 +116,20 @@ def clipped(by: float, index: int) -> np.ndarray:
     return np.sign(by) * gradient(LIAR, index) * most / length(LIAR, index)
 
 
+@pytest.mark.parametrize("groups", [ONE, PAIRS], ids=["one", "pairs"])
 @pytest.mark.parametrize("host", [LocalHost, remote])
 @pytest.mark.parametrize("by", LONG)
-def test_a_long_gradient_counts_in_the_sum_of_all_as_long_as_the_bound(
-    host: Any, by: float
+def test_a_long_gradient_counts_as_long_as_the_bound(
+    host: Any, by: float, groups: list[Group]
 ) -> None:
-    found, odd = sums(host, ONE, lambda g: np.float32(by) * g)
-    for index, total in enumerate(found["all"]):
-        honest = sum(gradient(s, index) for s in (*SOURCES, "town") if s != LIAR)
-        np.testing.assert_allclose(total, honest + clipped(by, index), rtol=1e-4, atol=1e-5)
+    found, odd = sums(host, groups, lambda g: np.float32(by) * g)
+    for group in groups:
+        for index, total in enumerate(found[group.name]):
+            every = [clipped(by, index) if m == LIAR else gradient(m, index) for m in group.members]
+            np.testing.assert_allclose(total, sum(every), rtol=1e-4, atol=1e-5)
     ((site, about),) = odd.items()
     assert (site, about.clipped, about.numberless) == (LIAR, SYNCS, 0)
     assert TIMES < about.longest < 2 * abs(by)
-
-
-@pytest.mark.parametrize("host", [LocalHost, remote])
-@pytest.mark.parametrize("by", LONG)
-def test_a_long_gradient_counts_in_its_pair_as_long_as_the_bound(host: Any, by: float) -> None:
-    found, odd = sums(host, PAIRS, lambda g: np.float32(by) * g)
-    for name, totals in found.items():
-        source = name.removeprefix("pair/")
-        for index, total in enumerate(totals):
-            own = clipped(by, index) if source == LIAR else gradient(source, index)
-            wanted = own + gradient("town", index)
-            np.testing.assert_allclose(total, wanted, rtol=1e-4, atol=1e-5)
-    assert {site: about.clipped for site, about in odd.items()} == {LIAR: SYNCS}
 
 
 @pytest.mark.parametrize("host", [LocalHost, remote])
@@ -291,12 +280,11 @@ def test_one_source_decides_no_training_by_long_gradients_and_is_named(
         np.testing.assert_allclose(models[1][name], values, rtol=0.02, atol=0.01)
 
 
-@pytest.mark.parametrize("method", ["fdann", "fada"])
 def test_gradients_without_numbers_are_left_out_and_their_site_is_named(
-    five: list[Node], tmp_path: Path, liar: list[float], method: str
+    five: list[Node], tmp_path: Path, liar: list[float]
 ) -> None:
     liar[0], events = math.nan, []
-    found = run(five, tmp_path, method, events.append, **SHORT)
+    found = run(five, tmp_path, "fdann", events.append, **SHORT)
     named = [e for e in events if e.get("what") == "refused"]
     assert {e["site"] for e in named} == {LIAR} and len(named) == len(found["rounds"])
     said = r"(\d+) of its \1 gradients were no numbers; left out of their sums"
@@ -305,20 +293,6 @@ def test_gradients_without_numbers_are_left_out_and_their_site_is_named(
 
 SHORT: dict[str, Any] = {"fada.discriminator.sizes": "8", "mdan.discriminator.sizes": "8"}
 SHORT |= {"guard.max-update": TIMES}
-
-
-@pytest.mark.parametrize("method", ["fdann", "mdan"])
-def test_honest_runs_have_the_same_bits_with_the_bound_and_without(
-    five: list[Node], tmp_path: Path, method: str
-) -> None:
-    models = []
-    for times in (0.0, 5.0):
-        events: list[dict[str, Any]] = []
-        limit = SHORT | {"guard.max-update": times}
-        found = run(five, tmp_path / str(times), method, events.append, **limit)
-        models.append(load_file(found["model"]))
-        assert not [e for e in events if e["event"] == "trouble"]
-    assert all(np.array_equal(models[0][n], models[1][n]) for n in models[0])
 
 
 def test_of_two_sources_none_is_judged(

@@ -1,6 +1,5 @@
 """Sites with a policy and an audit log, over real processes, TLS and node keys."""
 
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,33 +130,3 @@ def test_both_logs_hold_the_same_hashes(
         assert crossed >= 2
     (gradients,) = [e for e in entries(hub, "bert", run) if e["event"] == "summed"] or [{}]
     assert gradients.get("frames") == (4 if which == "summed" else None)
-
-
-def test_tampering_with_either_log_is_found(hub: Federation, summed: Run, tmp_path: Path) -> None:
-    mine, theirs = tmp_path / "state", tmp_path / "run"
-
-    def fresh() -> tuple[Path, Path]:
-        for folder in (mine, theirs):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        shutil.copy(hub.directory / "state" / "bert" / "audit.jsonl", mine)
-        shutil.copy(summed.folder / "crossed.jsonl", theirs)
-        return mine / "audit.jsonl", theirs / "crossed.jsonl"
-
-    fresh()
-    assert log(mine, theirs).exit_code == 0
-    for which in (0, 1):
-        file = fresh()[which]
-        lines = file.read_text().splitlines()
-        place = next(i for i, line in enumerate(lines) if '"event":"summed"' in line)
-        lines[place] = lines[place].replace('"frames":', '"frames":1')
-        file.write_text("\n".join(lines) + "\n")
-        done = log(mine, theirs)
-        assert done.exit_code == 1
-        assert f"{file.name}, line {place + 2} does not follow" in done.output
-        file = fresh()[which]  # the chain alone does not show that lines are gone from its end
-        lines = file.read_text().splitlines(keepends=True)
-        last = max(i for i, line in enumerate(lines) if "bert" in line or not which)
-        file.write_text("".join(lines[: last - 1]))
-        done = log(mine, theirs)
-        assert done.exit_code == 1 and "but not in" in done.output

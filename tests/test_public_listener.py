@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.utils import (
 )
 
 from fedda.flower import fleet_pb2
-from fedda.lane.invitation import sign
 from fedda.ops import keys
 from fedda.ops.spawn import LOOPBACK, Process
 from server.superlink.filter import FLEET
-from tests.federation import Echo
+from tests import test_authentication
+from tests.federation import Federation
+from tests.fuzzing import mutated
 from tests.patience import PATIENCE, wait_until
+from tests.processes import wait_for_act
 
 pytestmark = pytest.mark.slow
 
@@ -34,11 +36,11 @@ MIB = 2**20
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551  # of P-256
 
 
-class Hub(Echo):
-    """A server with few files, two honest sites, and a registered site that the tests play."""
+class Hub(Federation):
+    """A server with few files, honest sites, and registered ones that the tests play."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, sites=("a", "b"))
+        super().__init__(directory, acting=True)
         self.lines: list[Line] = []
 
     def _keys(self) -> None:
@@ -112,16 +114,7 @@ class Line:
 
 
 def signed(key: ec.EllipticCurvePrivateKey, age: float = 0.0) -> dict[str, str]:
-    """Headers as a SuperNode makes them, `age` seconds ago."""
-    from datetime import UTC, datetime, timedelta
-
-    stamp = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
-    public = keys.pem(key.public_key())
-    return {
-        "flwr-public-key": base64.b64encode(public).decode(),
-        "flwr-signature": sign(key, stamp.encode()),
-        "flwr-timestamp": stamp,
-    }
+    return {name.decode(): value.decode() for name, value in test_authentication.signed(age, key)}
 
 
 @dataclass
@@ -184,25 +177,6 @@ def memory(hub: Hub) -> int:
     return int(line.split()[1]) * 1024
 
 
-def mutated(draw: random.Random, body: bytes) -> bytes:
-    """Change, cut, repeat or exchange bytes of a body."""
-    changed = bytearray(body)
-    for _ in range(draw.randint(1, 4)):
-        at = draw.randrange(len(changed) + 1)
-        kind = draw.randrange(5)
-        if kind == 0:
-            changed[at : at + 1] = bytes([draw.randrange(256)])
-        elif kind == 1:
-            del changed[at:]
-        elif kind == 2:
-            changed[at:at] = draw.randbytes(draw.randint(1, 40))
-        elif kind == 3:
-            changed += body
-        else:
-            changed[at:at] = b"\xff" * 9 + b"\x01"  # the longest number
-    return bytes(changed)
-
-
 METHODS = ("POST", "GET", "PRI", "CONNECT", "p")
 PATHS = ("/v1/fleet/push-object", "/v1/fleet/pull-messages", "/health", "*", "/v1/control/stop-run")
 VERSIONS = ("1.1", "1.0", "2.0", "9")
@@ -255,9 +229,7 @@ def test_nothing_malformed_is_taken_or_ends_the_server(hub: Hub, frames: int) ->
     assert b"Traceback" not in log.read_bytes()[written:]
 
 
-def test_a_call_that_no_registered_site_has_just_signed_is_refused_on_every_route(
-    hub: Hub,
-) -> None:
+def test_a_call_that_no_registered_site_has_just_signed_is_refused_on_every_route(hub: Hub) -> None:
     site, stranger = Site(hub, "mallory"), ec.generate_private_key(ec.SECP384R1())
     other = hub.key("trent")
     public = keys.pem(site.key.public_key())
@@ -315,9 +287,7 @@ def test_a_stranger_is_refused_before_it_has_sent_a_body(hub: Hub) -> None:
         assert stream.recv(100).startswith(b"HTTP/1.1 401")
 
 
-def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_can(
-    hub: Hub,
-) -> None:
+def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_can(hub: Hub) -> None:
     """Idle connections, half handshakes, half heads, and as many as there are addresses."""
     context = ssl.create_default_context(cafile=str(hub.ca))
     held: list[socket.socket] = []
@@ -332,7 +302,8 @@ def test_a_site_gets_its_answer_while_strangers_hold_all_the_connections_they_ca
                     plain.sendall(b"\x16\x03\x01\x02\x00\x01")  # how a handshake begins
                 held.append(plain)
         assert hub.works()  # by a new connection from a third address
-        assert hub.run(messages=1)["errors"] == []
+        short = {"method": "fedavg", "rounds": 1, "run.evaluate": False}
+        assert hub.begin("held", short).finish()["events"] == []
     with contextlib.ExitStack() as stack:
         for start in (b"", b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n", b"\r\n" * 8):
             plain = stack.enter_context(socket.create_connection((LOOPBACK, hub.port)))
@@ -356,3 +327,20 @@ def test_a_site_that_is_revoked_while_it_works_is_out_within_seconds(hub: Hub) -
     public = keys.pem(site.key.public_key())
     for name, body in requests(site.id, public).items():
         assert site.line.ask(f"/v1/fleet/{name}", body, signed(site.key))[0] in (401, 403), name
+
+
+def test_a_site_is_ended_by_its_revocation_even_in_the_middle_of_work(hub: Hub) -> None:
+    hub.act("bert", {"1": ["hold", 0]})
+    run = hub.begin("revoked", {"method": "fedavg"})
+    wait_for_act(hub, run.folder, "bert", "hold in round 1")
+    bert, anna = hub.processes["bert"], hub.processes["anna"]
+    keys.revoke(hub.home, "bert")
+    assert bert.popen.wait(PATIENCE) == 3  # its work would be longer
+    assert "does not accept this site's key any more: it was revoked" in bert.text()
+
+    number = hub.id_of("anna")
+    assert anna.stop() == 0
+    assert "left the server" in anna.text()
+    with hub.control() as control:  # one that is killed counts as online for 15 s and more
+        assert number not in {site.node_id for site in control.sites() if site.online}
+        control.stop_run(run.id)

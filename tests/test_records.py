@@ -6,15 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    Metadata,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,13 +28,6 @@ def test_what_is_written_is_read_back(arrays: dict, numbers: dict) -> None:
     read_arrays, tables = records.read(content)
     assert read_arrays == arrays
     assert tables == {"metrics": numbers, "step": {"round": 2}, "task": {"method": "kd3a"}}
-
-
-def test_a_message_without_arrays_has_only_its_tables() -> None:
-    assert records.read(records.write(offer={"name": "anna", "classes": ["a", "b"]})) == (
-        {},
-        {"offer": {"name": "anna", "classes": ["a", "b"]}},
-    )
 
 
 def test_messages_to_many_sites_share_one_buffer() -> None:
@@ -118,10 +103,7 @@ def broken() -> dict[str, RecordDict]:
         ),
         "holds 3 bytes": RecordDict({"arrays": ArrayRecord({"model": short}), "manifests": text}),
         "manifest that cannot be read": RecordDict(
-            {
-                "arrays": records.to_arrays({"model": MODEL}),
-                "manifests": ConfigRecord({"model": 7}),
-            }
+            {"arrays": records.to_arrays({"model": MODEL}), "manifests": ConfigRecord({"model": 7})}
         ),
     }
 

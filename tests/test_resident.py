@@ -1,11 +1,10 @@
 """The resident node: what it answers, what it refuses to say, and how it waits for a server."""
 
-import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +24,6 @@ from fedda.errors import Code, ConfigError, DataError, FeddaError, KeyFileError,
 from fedda.lane.parcels import Outgoing
 from fedda.ops import certificate, keys
 from fedda.ops.refusal import Refusal, offered, offers
-from tests import federation
 from tests.patience import PATIENCE
 
 SECRET = "patient-4711"
@@ -181,22 +179,14 @@ def test_an_exception_is_sent_as_a_code_and_its_text_stays_in_the_local_log(
     assert SECRET not in str(events)
 
 
-def test_an_apps_own_error_text_is_not_sent(clock: Clock) -> None:
+@pytest.mark.parametrize(("given", "code"), [(2, Code.INTERNAL), (int(Code.DATA), Code.DATA)])
+def test_an_apps_own_error_text_is_not_sent(clock: Clock, given: int, code: Code) -> None:
     def talkative(received: Message, context: Context) -> Message:
-        return Message(Error(code=2, reason=SECRET), reply_to=received)
+        return Message(Error(code=given, reason=SECRET), reply_to=received)
 
     lanes = FakeLanes(message())
     answer_all(talkative, lanes)
-    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
-
-
-def test_an_apps_known_code_is_kept(clock: Clock) -> None:
-    def failing(received: Message, context: Context) -> Message:
-        return Message(Error(code=int(Code.DATA), reason=SECRET), reply_to=received)
-
-    lanes = FakeLanes(message())
-    answer_all(failing, lanes)
-    assert lanes.replies[0].error == Error(int(Code.DATA), Code.DATA.public)
+    assert lanes.replies[0].error == Error(int(code), code.public)
 
 
 @pytest.mark.parametrize("code", Code)
@@ -263,18 +253,12 @@ def test_a_run_keeps_its_context_and_old_runs_are_forgotten(clock: Clock) -> Non
     assert counts == [1, 2, 1, 3] + [1] * resident.RUNS_KEPT + [1]
 
 
-def test_a_message_that_cannot_be_read_is_answered_with_a_code(clock: Clock) -> None:
-    lanes = FakeLanes(message())
-    lanes.fetch_failure = ValueError(SECRET)
-    answer_all(echo, lanes)
-    assert lanes.replies[0].error == Error(int(Code.WIRE), Code.WIRE.public)
-
-
-def test_a_reply_that_cannot_be_serialised_is_replaced_by_a_code(clock: Clock) -> None:
-    lanes = FakeLanes(message())
-    lanes.send_failures = [TypeError(SECRET)]
-    answer_all(echo, lanes)
-    assert lanes.replies[0].error == Error(int(Code.INTERNAL), Code.INTERNAL.public)
+def test_what_cannot_be_read_or_serialised_is_answered_with_a_code(clock: Clock) -> None:
+    unread, unwritten = FakeLanes(message()), FakeLanes(message())
+    unread.fetch_failure, unwritten.send_failures = ValueError(SECRET), [TypeError(SECRET)]
+    for lanes, code in ((unread, Code.WIRE), (unwritten, Code.INTERNAL)):
+        answer_all(echo, lanes)
+        assert lanes.replies[0].error == Error(int(code), code.public)
 
 
 def test_a_call_is_repeated_until_the_server_comes_back(clock: Clock) -> None:
@@ -689,58 +673,3 @@ def test_flowers_own_node_gets_the_same_configuration(
     assert options["--superlink"] == "hub:1"
     assert options["--root-certificates"] == str(tmp_path / "ca.crt")
     assert options["--auth-supernode-private-key"] == str(tmp_path / "key")
-
-
-def test_flwrs_message_keeps_its_id_where_we_set_it() -> None:
-    made = message()
-    made.metadata.__dict__["_message_id"] = "other"
-    assert made.metadata.message_id == "other"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[federation.Echo]:
-    made = federation.Echo(tmp_path, sites=("a", "b"))
-    with made:
-        yield made
-
-
-@pytest.mark.slow
-def test_two_sites_serve_runs_through_restarts_and_revocation(hub: federation.Echo) -> None:
-    served = hub.run(messages=3)
-    assert len(served["seconds"]) == 3 and served["errors"] == []
-
-    failed = hub.run(messages=1, boom=True)
-    assert failed["errors"] == [[int(Code.INTERNAL), Code.INTERNAL.public]] * 2
-    assert SECRET not in json.dumps(failed)
-    assert SECRET in hub.processes["a"].log.read_text()
-
-    before = hub.node_ids()
-    hub.processes["superlink"].popen.kill()
-    hub.processes["superlink"].popen.wait()
-    hub.processes["a"].wait_for("waiting", PATIENCE)
-    hub.start_server()
-    hub.wait_until_online(2)
-    assert hub.node_ids() == before
-    assert len(hub.run(messages=2)["seconds"]) == 2
-
-    hub.processes["a"].popen.kill()
-    hub.processes["a"].popen.wait()
-    hub.processes["a"].start()
-    hub.processes["a"].wait_for("connected", PATIENCE)
-    # Without the remembered id the server would refuse the key for half a minute.
-    assert "refuses this key" not in hub.processes["a"].text()
-
-    # Even in the middle of work.
-    (hub.directory / "state" / "b" / "nap").touch()
-    hub.submit(hub.app, {"messages": 1, "out": str(hub.directory / "out.json")})
-    hub.processes["b"].wait_for("napping", PATIENCE)
-    keys.revoke(hub.home, "b")
-    assert hub.processes["b"].popen.wait(PATIENCE) == 3  # its nap would be longer
-    assert "does not accept this site's key any more: it was revoked" in hub.processes["b"].text()
-
-    assert hub.processes["a"].stop() == 0
-    assert "left the server" in hub.processes["a"].text()
-    # It signs off; one that is killed counts as online for 15 s and more.
-    assert (
-        int(hub.processes["a"].text().rpartition(" as node ")[2].split()[0]) not in hub.node_ids()
-    )

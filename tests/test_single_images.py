@@ -1,7 +1,7 @@
 """What a server that lies can find out about single images: attacks, and why they fail."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,11 @@ from clients.site.request import Request
 from fedda import models
 from fedda.algorithms.kd3a import FOCUS
 from fedda.errors import NotFiniteError, WireError
-from fedda.maths.validators import infomax
 from fedda.models import Model
 from fedda.settings import RunConfig
 from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of, packing
 from fedda.wire.packing import Kind
-from tests.federation import LIVE, Federation
 from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
-from tests.processes import leaving_nothing
 
 LR = 1e-3
 N = EXAMPLES["anna"]
@@ -91,32 +88,6 @@ def test_two_rounds_never_differ_by_fewer_images_than_a_block(
     assert closest(second - first, images_of(pair[0])) < 0.999
     if many == few:
         assert torch.equal(first, second)
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("single")
-    made = Federation(folder, client_options={"anna": ["--min-images", "8"]})
-    for name in ("bert", "carl"):
-        del made.sites[name]
-    with leaving_nothing(made):
-        yield made
-
-
-@pytest.mark.nightly("clients/site", "clients/base.py")
-def test_no_image_can_be_read_from_two_runs_over_processes(hub: Federation) -> None:
-    """The run's own program is honest; its settings are chosen to read an image of anna's."""
-
-    def asked_for(images: int) -> Path:
-        settings = LIVE | ONE_STEP | {"train.rounds-per-epoch": N / images}
-        results = hub.begin(f"of-{images}", settings).finish()
-        return Path(results["trainings"]["fedavg"][0]["model"])
-
-    few, many = (asked_for(images) for images in (20, 21))
-    x = images_of(hub.nodes[0])
-    # Read as two rounds that differ by one image, as they would without blocks.
-    assert closest(gradients(many, 21) - gradients(few, 20), x) < 0.999
-    assert few.read_bytes() == many.read_bytes()  # the same two blocks of eight, in fact
 
 
 # ---- tests ---------------------------------------------------------------------------------------
@@ -219,12 +190,6 @@ def test_the_number_of_predicted_classes_by_hand() -> None:
         2,
         3,
     }
-
-
-def test_infomax_by_hand() -> None:
-    assert infomax(one_hot([0, 1, 2])) == pytest.approx(math.log(3))
-    assert infomax(one_hot([0, 0, 0])) == pytest.approx(0)
-    assert infomax(torch.full((4, 3), 1 / 3)) == pytest.approx(0, abs=1e-6)
 
 
 def probe(change: Mapping[str, torch.Tensor], node: Node, **more: Any) -> dict[str, Any]:

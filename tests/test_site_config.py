@@ -18,6 +18,7 @@ LEAST = {"role": "source", "data": "scans"}
 def test_a_table_holds_what_was_given_and_nothing_else() -> None:
     given = LEAST | {"min-images": 20, "weights": "w.pt", "peers": "", "reproducible": True}
     config = SiteConfig.parse(given)
+    assert config.min_examples == 256  # of a gradient, unless the site says otherwise
     assert config.data == Path.cwd() / "scans" and config.peers is None
     assert config.table() == {
         "role": "source",

@@ -81,12 +81,6 @@ def rooms() -> Counter[str]:
     return found
 
 
-def test_lines_of_code_are_counted_by_hand() -> None:
-    head = '"""Doc.\n\nMore."""\n\n# why\nx = 1  # so\n'
-    text = f'{head}y = (\n    2,\n)\n\n\ndef f():\n    """Doc."""\n    return y\n'
-    assert code_lines(text) == 6
-
-
 def test_no_room_is_above_its_budget() -> None:
     found = rooms()
     assert {*found} == {*BUDGETS}, "each room has a budget"

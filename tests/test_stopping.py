@@ -4,7 +4,6 @@ Over which rounds it counts is checked by hand; whole runs show that it ends, re
 that it ends with a proper last round, and that no label of the target has a part in it.
 """
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -141,14 +140,6 @@ def test_a_run_without_progress_ends_with_a_last_round_and_says_why(
     assert so_far["trainings"]["fedavg"][0]["stopped"] == training["stopped"]
 
 
-def test_without_patience_all_rounds_are_trained(domains: list[Node], runs: dict[str, str]) -> None:
-    still = runs | STILL | {"method": "fedavg", "run.patience": 0, "rounds": 5}
-    results, events = run(domains, still)
-    assert rounds(results, "fedavg") == [1, 2, 3, 4, 5]
-    assert not results["trainings"]["fedavg"][0]["stopped"]
-    assert not [e for e in events if e["event"] == "ending"]
-
-
 @pytest.mark.parametrize("stopped", [2, 3])  # while it counts, and between count and last round
 def test_a_resumed_run_counts_on(domains: list[Node], runs: dict[str, str], stopped: int) -> None:
     settings = runs | STILL | {"method": "fedavg"}
@@ -253,12 +244,6 @@ def test_patience_without_evidence_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(plugins, "method", known.__getitem__)
     with pytest.raises(ConfigError, match="kd3a's tests say no infomax"):
         RunConfig.parse({"run.patience": 3, "method": "kd3a"})
-
-
-def test_a_resumed_run_keeps_its_patience(domains: list[Node], runs: dict[str, str]) -> None:
-    run(domains, runs | {"method": "fedavg", "rounds": 1})
-    path = Path(runs["run.dir"])
-    assert json.loads(next(path.glob("*/config.json")).read_text())["run.patience"] == 0
 
 
 # ---- going back --------------------------------------------------------------------------------

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import (
-    EvaluateIns,
-    FitIns,
-    FitRes,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from flwr.common import EvaluateIns, FitIns, FitRes, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.compat.common.recorddict_compat import (
     evaluateins_to_recorddict,
     fitins_to_recorddict,

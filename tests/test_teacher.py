@@ -15,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 from typer.testing import CliRunner
 
-from clients.site.memory import Site
 from clients.site.teacher import Teacher, checked
 from fedda import data, models
 from fedda.algorithms import shot
@@ -178,22 +177,15 @@ def test_every_kind_of_file_says_the_same_of_the_same_images(
     exported = export(model, tmp_path / "old.onnx").path
     for file in (model, table, rows, exported):
         torch.testing.assert_close(answered(file, pictures), wanted, atol=1e-5, rtol=0)
+    other = CliRunner().invoke(app, ["predict", str(exported), str(pictures)])
+    lines = [text.splitlines()[1:] for text in (table.read_text(), other.stdout)]
+    for one, two in zip(*lines, strict=True):
+        a, b = one.split(","), two.split(",")
+        assert a[:2] == b[:2]
+        np.testing.assert_allclose([*map(float, a[3:])], [*map(float, b[3:])], rtol=1e-4)
     chosen = Teacher(table, pictures, Reading(), CPU).answers(("dog", "cat"), torch.tensor([4]), 30)
     assert chosen is not None
     torch.testing.assert_close(chosen, wanted[[4]][:, [1, 0]], atol=1e-5, rtol=0)
-
-
-def test_an_exported_model_predicts_like_the_model(pictures: Path, model: Path) -> None:
-    """`fedda predict` takes what `fedda export` wrote."""
-    exported = export(model, model.with_suffix(".onnx")).path
-    plain, other = (
-        CliRunner().invoke(app, ["predict", str(file), str(pictures)]) for file in (model, exported)
-    )
-    assert plain.exit_code == other.exit_code == 0, other.output
-    for a, b in zip(plain.stdout.splitlines()[1:], other.stdout.splitlines()[1:], strict=True):
-        assert a.split(",")[:2] == b.split(",")[:2]
-        of_a, of_b = ([float(value) for value in row.split(",")[3:]] for row in (a, b))
-        np.testing.assert_allclose(of_a, of_b, rtol=1e-4)
 
 
 def test_rows_of_arrays_need_no_names(tmp_path: Path) -> None:
@@ -322,12 +314,6 @@ def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> Non
     found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
     torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
-
-
-def test_a_data_error_is_raised_before_the_site_joins(tmp_path: Path) -> None:
-    node = sites(tmp_path, write(tmp_path / "old.csv", truth(40)))[-1]
-    with pytest.raises(DataError, match="says nothing of 8 of the 48 examples"):
-        Site(node).teacher.check()
 
 
 # ---- a network that knows pictures and words ---------------------------------------------------

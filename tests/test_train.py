@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedda.config import TrainConfig
-from fedda.train import (
-    batches,
-    generator,
-    joined,
-    learning_rate,
-    round_images,
-    seed_for,
-    windows,
-)
+from fedda.train import batches, generator, joined, learning_rate, round_images, seed_for, windows
 from tests.reference import windows as twin
 
 

@@ -19,7 +19,6 @@ from fedda.wire.packing import (
     DTYPES,
     MAX_ENTRIES,
     Arrays,
-    Entry,
     Kind,
     Manifest,
     Packed,
@@ -312,9 +311,3 @@ def test_what_the_rule_does_not_list_is_refused_by_name(
     packed = {name: pack(a, Kind.MODEL) for name, a in arrays.items()}
     with pytest.raises(WireError, match=rf"^anna \(source\): .*{message}"):
         check(packed, numbers)
-
-
-def test_an_entry_knows_its_size() -> None:
-    assert Entry("w", "float32", (2, 3, 4)).size == 24
-    assert Entry("n", "int64", ()).size == 1
-    assert LAYOUT.nbytes == 24 + 8
