@@ -154,7 +154,7 @@ METHODS = ("fedavg", "kd3a", "fdann", "dils")
 @pytest.mark.parametrize("method", METHODS)
 def test_runs_with_augmentation_repeat(method: str, tmp_path: Path) -> None:
     nodes = make_domains(tmp_path)
-    settings = {"method": method, "rounds": 2}
+    settings = {"method": method, "rounds": 1}
     plain, one, two = (
         model(nodes, settings | more, tmp_path / str(i))
         for i, more in enumerate([{}, {"train.augment": "digits"}, {"train.augment": "digits"}])

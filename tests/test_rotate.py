@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.data.digits import build as build_digits
 from fedda.data.rotate import build, deal, rotate
 from fedda.errors import DataError
+from tests.command_lines import call
 
 ANGLES = (0, 30, 90)
 
@@ -89,12 +88,8 @@ def test_domains_share_no_image_and_have_all_classes(digits: Path, tmp_path: Pat
             assert set(y.tolist()) == set(range(10))
         x, y = _half(arrays(tmp_path / "out" / "30"), split)
         assert len(x) == len(rest) and sum(rest.values()) == y.sum()
-        again = {
-            rotate(torch.from_numpy(np.frombuffer(k, np.uint8).copy().reshape(1, 1, 16, 16)), 30)
-            .numpy()
-            .tobytes()
-            for k in rest
-        }
+        left = np.stack([np.frombuffer(k, np.uint8).reshape(1, 16, 16) for k in rest])
+        again = {image.tobytes() for image in rotate(torch.from_numpy(left), 30).numpy()}
         assert {image.tobytes() for image in x} == again
         assert len(labels) == count
 
@@ -175,12 +170,10 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(
 
 def test_the_command_rotates_and_refuses_wrong_angles(digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["data", "rotate", str(digits), str(out), "--angles", "0,-90"]
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0, shown.output
+    shown = call("data", "rotate", digits, out, "--angles", "0,-90")
     assert shown.stdout.splitlines() == [
         f"{out / angle / 'data.npz'}: 30 training, 20 test" for angle in ("0", "270")
     ]
     for angles, text in (("0,x", "whole numbers"), ("", "whole numbers"), ("9,9", "twice")):
-        shown = CliRunner().invoke(app, [*words[:3], str(tmp_path / "o"), "--angles", angles])
-        assert shown.exit_code == 1 and text in shown.stderr
+        shown = call("data", "rotate", digits, tmp_path / "o", "--angles", angles, code=1)
+        assert text in shown.stderr
