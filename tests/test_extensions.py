@@ -94,21 +94,13 @@ class TwoHeaded(clients.Source):
 
 
 PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
-BOTTLENECK = Method(
-    *("bottleneck", "Bottleneck", Narrow, PHASES),
-    extend=add_bottleneck,
-    extension=lambda options: {"width": options.width},
-)
-MIXING = Method(
-    *("mixing", "Mixing", fedavg.Config, PHASES),
-    extend=mix_statistics,
-    extension=lambda options: {},
-)
-TWO_HEADS = Method(
-    *("two-heads", "Two heads", fedavg.Config, PHASES),
-    extend=add_head,
-    extension=lambda options: {},
-)
+PLAIN: Any = (fedavg.Config, PHASES)
+NONE: Any = lambda options: {}  # noqa: E731
+OF_WIDTH: Any = lambda options: {"width": options.width}  # noqa: E731
+NARROW: Any = ("bottleneck", "Bottleneck", Narrow, PHASES)
+BOTTLENECK = Method(*NARROW, extend=add_bottleneck, extension=OF_WIDTH)
+MIXING = Method("mixing", "Mixing", *PLAIN, extend=mix_statistics, extension=NONE)
+TWO_HEADS = Method("two-heads", "Two heads", *PLAIN, extend=add_head, extension=NONE)
 METHODS = {m.name: m for m in (BOTTLENECK, MIXING, TWO_HEADS)}
 
 # The entries that each method adds to the model.
