@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, optim
 
@@ -239,9 +238,3 @@ def test_what_may_cross(domains: list[Node], tmp_path: Path) -> None:
     assert told == [every, every]
     asked = {(c.site, c.hop) for c in crossed if c.way == "to"}
     assert asked == {*((s, "train") for s in SOURCES), ("town", "adapt"), ("town", "test")}
-
-
-@pytest.mark.parametrize("wrong", [{"forget": 1.0}, {"answers": "both"}, {"heads": "none"}])
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        comda.Config(**wrong)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
@@ -205,8 +204,3 @@ def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None
     bench.grid.offline = {"anna", "bert"}
     with pytest.raises(QuorumError, match="1 source is connected, but FACT compares two"):
         bench.begin()
-
-
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValidationError):
-        fact.Config(softmax="thrice")  # type: ignore[arg-type]
