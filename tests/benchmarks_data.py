@@ -81,15 +81,20 @@ def write_list(path: Path, lines: Iterable[tuple[str, int]]) -> Path:
     return path
 
 
+def listed(
+    domain: str, classes: Sequence[str], numbers: Iterable[int], first: int = 0
+) -> list[tuple[str, int]]:
+    """The images of a domain with these numbers, and their labels."""
+    named = [*enumerate(classes, first)]
+    return [(f"{domain}/{n}/{i:04}.png", c) for c, n in named for i in numbers]
+
+
 def domainnet(root: Path) -> Path:
     classes = ("aircraft_carrier", "zebra")
     for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"):
         class_folders(root / domain, classes, 4)
         for split, numbers in (("train", (0, 1, 2)), ("test", (3,))):
-            lines = [
-                (f"{domain}/{n}/{i:04}.png", c) for c, n in enumerate(classes) for i in numbers
-            ]
-            write_list(root / "splits" / f"{domain}_{split}.txt", lines)
+            write_list(root / "splits" / f"{domain}_{split}.txt", listed(domain, classes, numbers))
     return root
 
 
@@ -97,9 +102,7 @@ def pacs(root: Path) -> Path:
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
         class_folders(root / "kfold" / domain, PACS, 4)
         for split, numbers in (("train", (0, 1, 2)), ("crossval", (3,)), ("test", range(4))):
-            lines = [
-                (f"{domain}/{n}/{i:04}.png", c) for c, n in enumerate(PACS, 1) for i in numbers
-            ]
+            lines = listed(domain, PACS, numbers, 1)
             write_list(root / "pacs_label" / f"{domain}_{split}_kfold.txt", lines)
     return root
 
@@ -110,10 +113,9 @@ def imageclef(root: Path) -> Path:
         lines = []
         for c, name in enumerate(CLEF):
             for i in range(3):
-                inner = {"b": f"{c:03}.{name}-101/", "c": f"{c}.{'ab'[i % 2]}-{name}/"}.get(
-                    domain, ""
-                )
-                file = f"{domain}/{inner}{'0001' if domain == 'c' and i < 2 else f'{c}_{i}'}.JPEG"
+                inner = {"b": f"{c:03}.{name}-101/", "c": f"{c}.{'ab'[i % 2]}-{name}/"}
+                name_ = "0001" if domain == "c" and i < 2 else f"{c}_{i}"
+                file = f"{domain}/{inner.get(domain, '')}{name_}.JPEG"
                 picture(root / file, 20 * c + i)
                 lines.append((file, c))
         write_list(root / "list" / f"{domain}List.txt", lines)
@@ -286,9 +288,8 @@ def recordings(root: Path) -> Path:
     for m, microphone in enumerate(("ReSpeaker", "USB")):
         for k, keyword in enumerate(KEYWORDS):
             for i in range(3):
-                sound(
-                    root / microphone / keyword / f"{i}.wav", 300 + 500 * k + 20 * i, channels=m + 1
-                )
+                place = root / microphone / keyword / f"{i}.wav"
+                sound(place, 300 + 500 * k + 20 * i, channels=m + 1)
     return root
 
 
