@@ -292,15 +292,6 @@ def test_training_code_cannot_read_a_sites_notes() -> None:
     assert readers == {"clients/site/before_after.py"}
 
 
-def test_a_targets_data_hold_no_labels() -> None:
-    from dataclasses import fields
-
-    from fedda.data import Labelled, Unlabelled
-
-    assert [f.name for f in fields(Unlabelled)] == ["x"]
-    assert not issubclass(Unlabelled, Labelled)
-
-
 def test_the_search_for_labels_sees_them() -> None:
     """If it saw none, the tests above could not fail."""
     for text in ("self.data.y[i]", "getattr(self.data, 'y')", "data.load_source(path)"):

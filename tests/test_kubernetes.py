@@ -6,16 +6,7 @@ Checked against the schemas of the Kubernetes API. None of it runs on a cluster.
 import kubernetes_validate
 import pytest
 
-from tests.rendered import (
-    FOLDERS,
-    PORTS,
-    containers,
-    find,
-    matches,
-    of_kind,
-    rendered,
-    workloads,
-)
+from tests.rendered import FOLDERS, PORTS, containers, find, matches, of_kind, rendered, workloads
 
 VERSIONS = ("1.29", "1.37")  # the oldest that README names, and the newest known
 
