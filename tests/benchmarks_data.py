@@ -44,9 +44,6 @@ def class_folders(root: Path, classes: Sequence[str], each: int = 5) -> Path:
     return root
 
 
-# ---- image folders -----------------------------------------------------------------------------
-
-
 def office31(root: Path) -> Path:
     for domain in ("amazon", "dslr", "webcam"):
         class_folders(root / "domain_adaptation_images" / domain / "images", ("bike", "mug"))
@@ -70,9 +67,6 @@ def office_caltech(root: Path) -> Path:
         class_folders(root / domain, OFFICE10, 2)
     class_folders(root / "Caltech10", CALTECH10, 2)
     return root
-
-
-# ---- lists -------------------------------------------------------------------------------------
 
 
 def write_list(path: Path, lines: Iterable[tuple[str, int]]) -> Path:
@@ -120,9 +114,6 @@ def imageclef(root: Path) -> Path:
                 lines.append((file, c))
         write_list(root / "list" / f"{domain}List.txt", lines)
     return root
-
-
-# ---- MATLAB ------------------------------------------------------------------------------------
 
 
 def digit_labels(n: int) -> np.ndarray:
@@ -196,9 +187,6 @@ def decaf(root: Path) -> Path:
     return features(root / "features", names, 10, "feas").parent
 
 
-# ---- reviews -----------------------------------------------------------------------------------
-
-
 def counts(n: int, d: int, seed: int) -> np.ndarray:
     """Draw word counts of reviews, most of them 0; column 0 numbers the reviews of a domain."""
     x = np.random.default_rng(seed).integers(-6, 4, (n, d)).clip(0)
@@ -250,9 +238,6 @@ def terms400(root: Path) -> Path:
     return features(root, {d: f"{d}_400.mat" for d in ("books", "dvd", "elec", "kitchen")}, 2)
 
 
-# ---- MNIST -------------------------------------------------------------------------------------
-
-
 def idx(array: np.ndarray) -> bytes:
     head = struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape)
     return head + array.astype(np.uint8).tobytes()
@@ -268,9 +253,6 @@ def mnist(root: Path) -> Path:
         (root / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(x)))
         (root / f"{name}-labels.idx1-ubyte").write_bytes(idx(np.arange(n) // 2 % 10))
     return root
-
-
-# ---- sounds ------------------------------------------------------------------------------------
 
 
 def sound(path: Path, hertz: float, rate: int = 8000, channels: int = 1) -> Path:

@@ -33,9 +33,6 @@ def images(n: int = 6, channels: int = 3, side: int = 16) -> Tensor:
     return torch.rand(n, channels, side, side, generator=draws(9))
 
 
-# ---- each kernel against torchvision, image by image ---------------------------------------------
-
-
 def test_shifting_is_torchvisions() -> None:
     x, top, left = images(), torch.tensor([0, 1, 2, 3, 4, 2]), torch.tensor([4, 0, 1, 2, 3, 2])
     flip = torch.tensor([True, False] * 3)
@@ -82,9 +79,6 @@ def test_colours_are_torchvisions(channels: int) -> None:
         b, c, s = (float(f[i]) for f in factors)
         theirs = T.adjust_saturation(T.adjust_contrast(T.adjust_brightness(one, b), c), s)
         assert torch.allclose(found[i], theirs, atol=1e-5)
-
-
-# ---- as a setting --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -145,8 +139,6 @@ def test_unknown_augmentations_are_refused(name: str) -> None:
         with pytest.raises(ConfigError, match=r"no augmentation 'rain'; choose from none, flip"):
             augmentation("rain")
 
-
-# ---- in a run ------------------------------------------------------------------------------------
 
 METHODS = ("fedavg", "kd3a", "fdann", "dils")
 
@@ -212,9 +204,6 @@ def test_balanced_sources_train_on_equal_classes(
     assert len(counts[nodes[0]["name"]].unique()) == 1
     Bench(nodes, "fedavg", train__sampler="shuffle").round()
     assert counts[nodes[0]["name"]][0] == 3
-
-
-# ---- balanced shares -----------------------------------------------------------------------------
 
 
 def naive(share: list[int], y: list[int]) -> list[int]:

@@ -68,9 +68,6 @@ def test_every_option_says_what_it_means(program: typer.Typer) -> None:
     assert not [each.name for each in found if "Options:" in (each.help or "")]
 
 
-# ---- errors ------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow  # a process of its own
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     """Uses the real entry point, because click's runner bypasses the code around the command."""
@@ -120,9 +117,6 @@ def test_the_authority_of_a_server_is_checked(tmp_path: Path) -> None:
     refused("run", "kd3a", *words, told=told, code=3)
 
 
-# ---- the demo's folder -------------------------------------------------------------------------
-
-
 def test_the_demo_empties_only_what_a_demo_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,9 +136,6 @@ def test_the_demo_empties_only_what_a_demo_made(
     thesis.parent.symlink_to(tmp_path)
     with pytest.raises(RunError, match="holds something else"):
         demo.clear(thesis.parent)
-
-
-# ---- servers -----------------------------------------------------------------------------------
 
 
 def test_a_server_that_cannot_start_keeps_the_files_of_the_running_one(
@@ -301,9 +292,6 @@ def test_ctrl_c_while_results_are_shown_says_that_the_run_has_finished(
     assert f"the run has finished; its results are in {tmp_path}" in capsys.readouterr().err
 
 
-# ---- runs --------------------------------------------------------------------------------------
-
-
 def test_an_engine_that_is_not_installed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,9 +424,6 @@ def test_a_simulation_without_a_target_says_which_there_are(tmp_path: Path) -> N
     words = ("run", "fedavg", "--dir", tmp_path / "runs", "--simulate", tmp_path / "sites")
     refused(*words, told="has north, south; choose one as --target")
     refused(*words, "--target", "x", told="has no domain 'x', it has north, south; choose")
-
-
-# ---- sites -------------------------------------------------------------------------------------
 
 
 def test_a_program_works_where_its_output_is_closed(tmp_path: Path) -> None:

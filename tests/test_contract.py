@@ -121,8 +121,6 @@ def wanted_offer() -> set[str]:
     return about | {"version", "keys"}
 
 
-# ---- the site refuses to send ------------------------------------------------------------------
-
 # Every forgery is tried on three parts, which differ in what they send: a model with numbers about
 # each site, atoms with a layout of their own, and numbers alone. The check is one function for all
 # methods; a test below shows that every hop of each method goes through it.
@@ -354,9 +352,6 @@ def test_sources_refuse_counts_of_other_sites(domains: list[Node]) -> None:
         assert bench.grid.call(honest).error.code == Code.WIRE
 
 
-# ---- the heading of a request -------------------------------------------------------------------
-
-
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the hops that sites have begun to answer."""
@@ -495,8 +490,6 @@ def test_a_target_accepts_the_part_of_a_collaborator_without_labels(
     assert begun == ["adapt"]
 
 
-# ---- invitations to the exchange ----------------------------------------------------------------
-
 LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({wire.STEPS, wire.SECONDS})))
 
 
@@ -554,9 +547,6 @@ def test_a_site_refuses_an_invitation_in_a_hop_without_sums(
         request.content["exchange"] = summing.content["exchange"]
         assert_refused(bench, request, begun)
     assert begun == ["look", "test"]
-
-
-# ---- the server refuses to accept --------------------------------------------------------------
 
 
 def plain_arrays(request: Message, reply: Message) -> Message:
@@ -639,9 +629,6 @@ def test_the_server_refuses_what_is_not_listed(
     assert len(refused) == 1
     assert re.search(message, refused[0])
     Ledger().count(forged, 1, role, "from")  # counting received bytes never fails
-
-
-# ---- every hop goes through both checks ----------------------------------------------------------
 
 
 IN_GATE = {method for method, _ in PARTS}

@@ -114,8 +114,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield made
 
 
-# ---- what crosses, field by field ----------------------------------------------------------------
-
 NODE = {"node", "node.node_id"}
 TREE = {"message_object_trees", "message_object_trees.object_id", "message_object_trees.children"}
 TREE |= {f"message_object_trees{'.children' * depth}.object_id" for depth in range(1, 5)}
@@ -183,8 +181,6 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
             assert not more, (name, more)
     assert seen >= set(FLEET) - {"deactivate-node"}
 
-
-# ---- what the messages hold ----------------------------------------------------------------------
 
 HEADING = {"round", "phase", "hop", "part", "final"}
 TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
@@ -320,9 +316,6 @@ def test_every_frame_of_the_exchange_is_on_the_list(hub: Recorded) -> None:
             assert not values.size
         assert len(data) - values.nbytes < 100
     assert seen["from"] <= {"gradient", "leave"} and seen["to"] <= {"sum"}
-
-
-# ---- what was planted ----------------------------------------------------------------------------
 
 
 def test_no_planted_value_is_in_what_crossed_or_at_the_server(hub: Recorded) -> None:

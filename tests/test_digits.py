@@ -84,9 +84,6 @@ def test_only_selected_digits_are_drawn(monkeypatch: pytest.MonkeyPatch):
     assert set(drawn) <= allowed
 
 
-# ---- coloured numbers ---------------------------------------------------------------------------
-
-
 def test_coloured_numbers_are_balanced_repeatable_and_all_different(tmp_path: Path) -> None:
     with np.load(synthetic.build(tmp_path, train=40, test=20)) as arrays:
         first = dict(arrays)

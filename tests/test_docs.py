@@ -97,9 +97,6 @@ def test_named_files_exist() -> None:
     assert not [name for name in gone if not name.endswith(placeholders)]
 
 
-# ---- commands ----------------------------------------------------------------------------------
-
-
 def typed(text: str) -> Iterator[list[str]]:
     """Yield the words of every `fedda` and `fedda-client` command in code; `...` ends one."""
     fenced = False
@@ -130,9 +127,6 @@ def test_commands_options_and_settings_exist() -> None:
         assert used <= known | {"--help"}, (page, words)
         if words[:2] == ["fedda", "run"] and words[2] in plugins.methods():
             overrides(words[2], [b for a, b in pairwise(words) if a == "-c"])
-
-
-# ---- the site ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +248,6 @@ def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
     for name in plugins.own_methods():
         html = (tmp_path / "methods" / name / "index.html").read_text()
         assert "<svg viewBox" in html and '<div class="formula"><math' in html, name
-
-
-# ---- what crosses ------------------------------------------------------------------------------
 
 
 def test_the_pages_are_filled_with_what_crosses_and_the_packages(hooks: Any) -> None:

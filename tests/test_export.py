@@ -90,9 +90,6 @@ def test_onnx_gives_the_models_answers(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
-# ---- the check ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
@@ -120,9 +117,6 @@ def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
         export.export(source, out)
     assert out.read_text() == "an earlier one"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def refused(*words: object) -> str:

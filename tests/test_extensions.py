@@ -34,9 +34,6 @@ MLP, SHAPE, CLASSES = ModelConfig(name="mlp", hidden="16"), (1, 8, 8), 4
 WIDTH = 6
 
 
-# ---- three methods -----------------------------------------------------------------------------
-
-
 class Narrow(fedavg.Config):
     """How many features the bottleneck leaves."""
 
@@ -152,9 +149,6 @@ def plain_name(name: str, entry: str) -> str:
 every = pytest.mark.parametrize("name", METHODS)
 
 
-# ---- the model ---------------------------------------------------------------------------------
-
-
 @every
 def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
     def weights(seed: int) -> dict[str, np.ndarray]:
@@ -202,9 +196,6 @@ def test_settings_that_cannot_be_saved_are_refused() -> None:
     with pytest.raises(ModelError, match="plain numbers"):
         Extension("bottleneck", {"width": float("nan")})
     assert Extension("a", {"sizes": (1, 2)}) == Extension("a", {"sizes": [1, 2]})
-
-
-# ---- a run -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -104,9 +104,6 @@ def row(training: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-# ---- the chain ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def chain(
     line: list[Node], tmp_path_factory: pytest.TempPathFactory
@@ -188,9 +185,6 @@ def loaded(nodes: list[Node]) -> dict[str, Any]:
 
 
 LOAD = {"source": load_source, "target": load_target}
-
-
-# ---- one measurement ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [1, 2])
@@ -279,9 +273,6 @@ def test_every_selector_chooses_a_candidate(
         assert len({r["pad"] for r in selection["candidates"]}) > 1
     elif selector != "random":
         assert chosen["bound"] == min(r["bound"] for r in selection["candidates"])
-
-
-# ---- all candidates at once --------------------------------------------------------------------
 
 
 def test_with_all_sites_compute_the_same_as_one_loop_with_all_data(
@@ -388,8 +379,6 @@ def test_with_all_every_candidate_takes_part_and_an_adapted_target_helps(
     assert {t["selection"]["collaborator"] for t in results["trainings"]["fruda"]} == {"home"}
 
 
-# ---- what crosses ------------------------------------------------------------------------------
-
 CRITIC = {"first", "second", "clipped", "seconds"}
 ABOUT = {f"{what}/home" for what in ("first", "second", "theta", "mean", "mean-slack")}
 SUMMED = {"loss", "steps", "seconds", "discriminator-loss", "discriminator-accuracy", "clipped"}
@@ -437,9 +426,6 @@ def test_an_adapted_target_that_helps_another_sends_no_error(
     sites = {grid.nodes[q.metadata.dst_node_id]["name"] for q in grid.requests
              if q.metadata.message_type == "train"}  # fmt: skip
     assert sites == {"home", "near", "far"}  # `aside` is not in the sequence
-
-
-# ---- what goes wrong ---------------------------------------------------------------------------
 
 
 def claim(**numbers: float) -> Script:

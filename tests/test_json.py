@@ -101,8 +101,6 @@ def test_a_look(domains: list[Node], tmp_path: Path) -> None:
     assert found == json.loads((tmp_path / "look" / "look.json").read_text())
 
 
-# ---- completion ----------------------------------------------------------------------------------
-
 COMPLETES = """
 import sys
 sys.argv = ["fedda"]

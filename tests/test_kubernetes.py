@@ -11,9 +11,6 @@ from tests.rendered import FOLDERS, PORTS, containers, find, matches, of_kind, r
 VERSIONS = ("1.29", "1.37")  # the oldest that README names, and the newest known
 
 
-# ---- the API -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_objects_fit_the_api(folder: str, version: str) -> None:
@@ -54,9 +51,6 @@ def test_selectors_names_and_volumes_are_those_that_exist(folder: str) -> None:
                 find(folder, "PersistentVolumeClaim", space, name)
             if "secret" in volume:
                 assert volume["secret"] == {"secretName": "keys", "defaultMode": 0o440}
-
-
-# ---- confinement -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

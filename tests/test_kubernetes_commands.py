@@ -14,8 +14,6 @@ from tests.rendered import FOLDERS, ROOT, Object, words, workloads
 from tests.test_deploy import SITES, apart_from, services
 from tests.test_packaging import tree
 
-# ---- commands ----------------------------------------------------------------------------------
-
 
 def mounts(container: Object) -> dict[Path, bool]:
     """Where volumes are mounted, and whether read-only."""
@@ -52,8 +50,6 @@ def test_commands_are_accepted_and_are_those_of_compose(folder: str) -> None:
                 Path("/keys/peers") if folder == "overlays/demo" else None,
             )
 
-
-# ---- keys --------------------------------------------------------------------------------------
 
 KUBECTL = """#!/bin/sh
 # Stands in for kubectl: runs a command of the server's pod here, and keeps secrets in folders.

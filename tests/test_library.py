@@ -81,9 +81,6 @@ def same(one: Results, other: Any) -> None:
     assert timeless(one.raw) == timeless(other)
 
 
-# ---- the numbers of the command line -----------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
     folder: Path, tmp_path: Path, signal_handlers: None
@@ -154,9 +151,6 @@ def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedd
         fedda.compare({**sites(), "a": site(9)}, ["kd3a"], "t", dir=tmp_path / "c", **FEW)
 
 
-# ---- nothing left behind -----------------------------------------------------------------------
-
-
 def state() -> dict[str, Any]:
     """What a program can see of this process's settings."""
     loggers = {
@@ -213,9 +207,6 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
     assert not found & {"torch", "numpy", "flwr", "pydantic", "typer", "fedda.library", "server"}
 
 
-# ---- settings ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -233,9 +224,6 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
 def test_wrong_arguments_are_refused_in_a_sentence(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         fedda.simulate(sites(), target="t", **{**FEW, **given})
-
-
-# ---- data --------------------------------------------------------------------------------------
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -341,9 +329,6 @@ def test_options_of_a_command_line_become_arguments() -> None:
         assert found in as_arguments(text)
 
 
-# ---- networks ----------------------------------------------------------------------------------
-
-
 def small(shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(int(np.prod(shape)), 16), nn.BatchNorm1d(16), nn.ReLU()
@@ -437,9 +422,6 @@ def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
         fedda.simulate(sites(), target="t", network=network, **own(**changes))
 
 
-# ---- failures of a method's own code ------------------------------------------------------------
-
-
 def fails(client: Any) -> Any:
     return {}["nokey"]
 
@@ -476,9 +458,6 @@ def test_a_failure_of_a_site_comes_with_the_run_s_error(
     assert len(whole) == 2 * traces, "each site's once, of three tries"
 
 
-# ---- results -----------------------------------------------------------------------------------
-
-
 def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:
     _, *rows = table(finished.folder / "model.safetensors", folder / "a.npz", 7, "cpu")
     x = site(1)[0]
@@ -505,9 +484,6 @@ def test_a_model_that_stayed_at_its_target_is_found_there() -> None:
     assert "adapted" in run.results.raw["trainings"]["shot"][0]
     x, plain = site(5)[0], run.model_of(method="fedavg")
     assert not np.array_equal(run.model.probabilities(x), plain.probabilities(x))
-
-
-# ---- documentation -----------------------------------------------------------------------------
 
 
 @pytest.mark.nightly("docs/library.md", "fedda/__init__.py", "fedda/library")

@@ -104,9 +104,6 @@ class Looked:
         return next(s for s in self.seen["sites"] if s["name"] == name)
 
 
-# ---- formulas ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [64, 300])
 def test_a_column_is_its_naive_twin_s_rounded(n: int) -> None:
     values = np.random.default_rng(n).gamma(2, 3, n)
@@ -164,9 +161,6 @@ def test_drift_is_its_naive_twin_s() -> None:
     one, two, unit = torch.zeros(4), torch.full((4,), 2.0), torch.ones(4)
     assert summaries.drift([one, two], [unit, unit]) == 2  # by hand: two deviations everywhere
     assert summaries.drift([two, two], [unit, one]) == 0
-
-
-# ---- what may leave ------------------------------------------------------------------------------
 
 
 FRESH = Policy.model_validate(tomllib.loads(describe.FRESH)).model_dump_json(by_alias=True)
@@ -258,9 +252,6 @@ def test_few_examples_tell_no_statistics(tmp_path: Path) -> None:
     assert made.told("vill")["arrays"] == {} and made.told("vill")["examples"] == 60
     assert made.told("tiny")["examples"] == 0
     assert "fewer than 10 examples" in made.seen["text"]
-
-
-# ---- two looks -----------------------------------------------------------------------------------
 
 
 def test_a_site_tells_once_unless_its_policy_gives_more(tmp_path: Path) -> None:
@@ -364,9 +355,6 @@ def test_looks_are_booked_and_audited(tmp_path: Path) -> None:
     assert set(first.seen["bytes"]) == counted
 
 
-# ---- what comes in -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "tables",
     [
@@ -461,9 +449,6 @@ def test_two_sites_of_one_name_are_named(tmp_path: Path) -> None:
     assert len(Looked(nodes, tmp_path).seen["sites"]) == 2
 
 
-# ---- what follows --------------------------------------------------------------------------------
-
-
 def tells(name: str, x: np.ndarray, **more: Any) -> Account:
     """What a site of these examples tells."""
     kind = "vector" if x.ndim == 2 else "image"
@@ -509,9 +494,6 @@ def test_columns_are_called_by_their_names_and_compared_by_them() -> None:
 def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str) -> None:
     told = [tells("a", x[0]), replace(tells("b", x[1]), **changed)]
     assert " ".join(compared(told)["settings"]) == wanted
-
-
-# ---- the command ---------------------------------------------------------------------------------
 
 
 def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
@@ -647,9 +629,6 @@ def test_errors_are_one_sentence(
     else:
         done = call("look", *words, "--out", "out", code=1)
     assert said in done.output.replace("\n", " "), done.output
-
-
-# ---- over processes ------------------------------------------------------------------------------
 
 
 @pytest.fixture

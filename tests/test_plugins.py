@@ -184,8 +184,6 @@ def reasons(name: str = "tent") -> list[str]:
     return [each.why for each in plugins.broken() if each.name == name]
 
 
-# ---- commands and listeners --------------------------------------------------------------------
-
 COMMANDS = """
 import typer
 app = typer.Typer()
@@ -244,9 +242,6 @@ def test_a_listener_that_fails_takes_nothing_from_the_run(
     assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
     (said,) = caplog.records
     assert said.getMessage().startswith("the listener bad of ") and "no-such-account" in caplog.text
-
-
-# ---- one name for each module ------------------------------------------------------------------
 
 
 AS_WRITTEN = """
@@ -316,9 +311,6 @@ def test_every_layout_loads_each_module_only_once(
         env = {"PYTHONPATH": str(place)}  # before what is installed, as Flower puts an app
     said = sh(python, "-c", IDENTITY, own, place, cwd=tmp_path, **env).split()
     assert {"fedda.strategies.base", "fedda.clients.base", "fedda.server.training"} <= set(said)
-
-
-# ---- methods -----------------------------------------------------------------------------------
 
 
 def test_a_method_of_another_package_is_known(install: Install) -> None:
@@ -526,9 +518,6 @@ def test_every_own_method_has_what_its_phases_ask_for() -> None:
         plugins.check(method)
 
 
-# ---- networks ----------------------------------------------------------------------------------
-
-
 def add_network(install: Install, code: str = NETWORK, name: str = "linear") -> None:
     install("nets", {"models": f"{name} = nets:build"}, {"__init__": code})
 
@@ -590,9 +579,6 @@ def test_a_site_says_which_method_it_lacks(
         reply = bench.call(request)
     assert reply.has_error() and reply.error.code == Code.CONFIG
     assert "There is no method 'tent'; choose one of adabn, " in caplog.text
-
-
-# ---- readers -----------------------------------------------------------------------------------
 
 
 def add_reader(install: Install, code: str = READER, package: str = "tables") -> None:
@@ -663,9 +649,6 @@ def test_a_reader_that_gives_wrong_data_is_an_error(
     assert str(table) in str(raised.value)
 
 
-# ---- the example -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the package in examples/plugin importable, with the entry points that it declares."""
@@ -732,9 +715,6 @@ def test_the_example_adapts_at_the_target_alone(
     old, new = load_file(before), load_file(training["model"])
     changed = {name for name in old if not np.array_equal(old[name], new[name])}
     assert {name.split(".")[0] for name in changed} == {"encoder"}
-
-
-# ---- in an environment of its own --------------------------------------------------------------
 
 
 DRIVER = """

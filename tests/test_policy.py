@@ -91,9 +91,6 @@ def untouched(node: Node) -> bool:
     return not site._sets and not site._tests and not site._workspaces
 
 
-# ---- the file ------------------------------------------------------------------------------------
-
-
 def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     fresh = policy(describe.FRESH, tmp_path)
     for name, section in fresh:
@@ -164,9 +161,6 @@ def test_the_commands_write_check_and_show_a_policy(tmp_path: Path) -> None:
 def test_hours_are_local_and_may_pass_midnight(hours: list[str], when: str, holds: bool) -> None:
     times = Times(hours=tuple(hours))
     assert times.hold(dt.datetime.fromisoformat(when)) is holds
-
-
-# ---- what is refused before any work -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,9 +324,6 @@ def test_the_strictest_of_run_command_line_and_policy_holds(
     assert (site.min_images, site.min_examples, site.noise) == (24, 300, 0.7)
 
 
-# ---- bounds that hold without a policy -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("shape", "config"),
     [
@@ -397,9 +388,6 @@ def test_a_request_that_names_100_000_classes_takes_no_memory(domains: list[Node
     with peak(200):  # the model alone would take 2.5 GB
         reply = bridge.guarded(bridge.train, request, domains[0])
     assert reply.error.code == Code.POLICY
-
-
-# ---- budgets -------------------------------------------------------------------------------------
 
 
 def test_a_budget_is_booked_whole_or_not_at_all_and_survives_a_restart(tmp_path: Path) -> None:
@@ -481,9 +469,6 @@ def test_every_setting_makes_another_training(domains: list[Node], tmp_path: Pat
     assert codes(a_bench(nodes, "fedavg")) == {None}
 
 
-# ---- where the site dials ------------------------------------------------------------------------
-
-
 class Redirecting(BaseHTTPRequestHandler):
     """Answers every request with the address of another machine."""
 
@@ -521,9 +506,6 @@ def test_more_values_than_a_site_takes_are_not_summed(domains: list[Node]) -> No
     asked = Invitation("", "", "0" * 64, "a", groups, 5.0)
     with pytest.raises(PolicyError, match="3 groups of gradients"):
         Site(domains[0]).gate._check_exchange(asked)
-
-
-# ---- what trainings leave on the disk ------------------------------------------------------------
 
 
 def a_file(path: Path, size: int, age: int) -> Path:
@@ -573,9 +555,6 @@ def test_adapted_models_are_pruned_the_newest_stay(domains: list[Node], tmp_path
     assert own.exists()
     last = [path.exists() for pair in zip(made, kept, strict=True) for path in pair]
     assert last.count(True) == 31 and [made[i].exists() for i in (0, 14, 16)] == [1, 1, 0]
-
-
-# ---- the client ----------------------------------------------------------------------------------
 
 
 def starting(data: Path, *more: object) -> Any:

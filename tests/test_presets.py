@@ -82,9 +82,6 @@ def test_values_are_the_papers(name: str) -> None:
     assert (turned.train.lr, turned.train.batch_size) == (1e-4, 32)
 
 
-# ---- which wins --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("own", ["paper", "official"])
 @pytest.mark.parametrize("name", [n for n in BENCHMARKS if n != "amazon-review"])
 def test_a_methods_preset_and_a_benchmarks_combine_in_either_order(own: str, name: str) -> None:
@@ -143,9 +140,6 @@ def test_an_unknown_preset_is_named_beside_the_known(
     done = call("run", method, "--preset", name, "--dir", tmp_path, code=1)
     assert "error: There is no preset" in done.output
     assert not list(tmp_path.iterdir())
-
-
-# ---- what is shown -----------------------------------------------------------------------------
 
 
 def test_the_list_shows_every_value_and_its_source() -> None:

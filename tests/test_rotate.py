@@ -30,9 +30,6 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-# ---- turning -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("angle", [0, 90, 180, 270, -90, 450])
 def test_quarter_turns_are_numpys_clockwise(angle: int) -> None:
     x = random_images(3, 3, 8, 8)
@@ -59,9 +56,6 @@ def test_pixels_are_those_of_a_naive_loop(angle: int) -> None:
                 weight = (1 - abs(along - i)) * (1 - abs(across - j))
                 value += weight * (image[i, j] if 0 <= i < 6 and 0 <= j < 6 else ground)
             assert abs(turned[n, channel, row, column] - value) <= 0.5 + 1e-3
-
-
-# ---- dealing -----------------------------------------------------------------------------------
 
 
 def test_no_image_is_dealt_twice_and_none_is_left_out() -> None:
@@ -123,9 +117,6 @@ def test_a_folder_of_images_in_colour_is_rotated(tmp_path: Path) -> None:
     assert written["classes"].tolist() == ["cat", "dog"]
     assert sorted(written["y_train"].tolist()) == [0, 1]
     assert "x_test" not in written
-
-
-# ---- what goes wrong ---------------------------------------------------------------------------
 
 
 def test_what_cannot_be_turned_is_refused(tmp_path: Path) -> None:

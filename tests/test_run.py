@@ -72,9 +72,6 @@ def without_kept(results: Any) -> tuple[Any, int]:
     return found, total
 
 
-# ---- repeating and resuming --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("settings", [{}, {"secure": "sum"}, {"method": "kd3a"}], ids=str)
 def test_int8_on_the_wire_takes_a_quarter_and_ends_nearer_to_float32_than_bfloat16(
     domains: list[Node], tmp_path: Path, settings: dict[str, Any]
@@ -201,9 +198,6 @@ def test_the_baseline_and_the_method_are_trained_with_every_seed(
         accuracies = [t["final_accuracy"] for t in results["trainings"][method]]
         assert results[f"{key}_accuracy"] == pytest.approx(np.mean(accuracies))
         assert results[f"{key}_accuracy_std"] == pytest.approx(np.std(accuracies, ddof=1))
-
-
-# ---- the run's folder --------------------------------------------------------------------------
 
 
 def test_a_folder_holds_one_run(domains: list[Node], runs: dict[str, str]) -> None:
@@ -384,9 +378,6 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(tmp_path: Path, 
         checkpoint.read(tmp_path)
 
 
-# ---- sites that fail ---------------------------------------------------------------------------
-
-
 def failing(request: Message, reply: Message) -> list[Message]:
     return [Message(Error(1000, "the site's program failed"), reply_to=request)]
 
@@ -553,9 +544,6 @@ def test_a_site_with_an_invalid_offer_does_not_stop_the_others(
     results, _ = run(domains, runs | {"method": "fedavg", "rounds": 1, "run.expect": 3})
     assert [e["what"] for e in results["events"]] == ["no offer"]
     assert [s["name"] for s in results["sites"]] == ["bert", "carl", "town"]
-
-
-# ---- results -----------------------------------------------------------------------------------
 
 
 def test_results_have_what_readers_rely_on(domains: list[Node], runs: dict[str, str]) -> None:

@@ -104,9 +104,6 @@ def stop_in(target: str, server_round: int) -> Listener:
     return listen
 
 
-# ---- each in turn ------------------------------------------------------------------------------
-
-
 # The settings by method; one of them has a baseline and two seeds.
 IN_TURN: dict[str, dict[str, Any]] = {
     "kd3a": {"run.baseline": "fedavg", "run.seeds": "0,1"},
@@ -226,9 +223,6 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
     assert list(results["targets"]) == ["village"]
 
 
-# ---- stopped and resumed -----------------------------------------------------------------------
-
-
 def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """List the sites that a resumed run waits for, each time it waits."""
     awaited: list[set[str]] = []
@@ -277,9 +271,6 @@ def test_a_finished_run_waits_for_nobody(
     assert awaited == [set()] and not [e for e in events if e["event"] == "round"]
     assert again["targets"] == before["targets"]
     assert_same(training(again, "kd3a", "town"), training(before, "kd3a", "town"))
-
-
-# ---- a method whose sources may leave ----------------------------------------------------------
 
 
 class Config(fedavg.Config):
@@ -396,9 +387,6 @@ def test_with_two_targets_sources_may_leave_after_their_phase_for_the_second(
 
     results, _ = run(sites, leaving, leave, grid=grid)
     assert results["events"] == [] and list(results["targets"]) == ["town", "village"]
-
-
-# ---- a run without sources ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -518,9 +506,6 @@ def test_files_of_different_targets_do_not_collide(
     assert "seed 0 on town; distances" in text
 
 
-# ---- what sites and trackers keep --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["../town", ".town", "a/b", "a\nb"])
 def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
     config = RunConfig.parse({})
@@ -528,9 +513,6 @@ def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
     assert Task.parse(task).training == "run.kd3a-0-town"
     with pytest.raises(ConfigError, match="it is not the name of a site"):
         Task.parse(task | {"target": name})
-
-
-# ---- reports -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -591,9 +573,6 @@ def test_progress_names_the_target_where_there_are_several(
             assert text.count(f"KD3A on {name}, seed {seed} ({number} of 2): 1 round, ") == 1
     text = shown(run__name="one", run__target="village")
     assert "KD3A, seed 4 (1 of 2): 1 round, " in text and " on " not in text
-
-
-# ---- the commands ------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -163,8 +163,6 @@ def test_a_column_that_is_missing_is_named_with_those_that_are_there(tmp_path: P
         data.load_source(tmp_path / "t.csv")
 
 
-# ---- names decide where two sets meet ------------------------------------------------------------
-
 LEVELS = {"ant": 30, "bee": 120, "cow": 220}
 
 
@@ -203,9 +201,6 @@ def test_each_dataset_numbers_its_own_classes(tmp_path: Path, test: str, role: s
     assert found is not None
     assert shades(found) <= {(name, level) for name, level in LEVELS.items()}
     assert len({name for name, _ in shades(found)}) == len({n for n, _ in shades(found)})
-
-
-# ---- the same image in training and test ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["folders", "csv", "parquet", "npz", "h5"])

@@ -276,9 +276,6 @@ def test_dicom_windows_and_tables_are_pydicoms_or_refused(
     assert np.abs(ours - (theirs - theirs.min()) * 255 / np.ptp(theirs)).max() <= 1
 
 
-# ---- small parts of the range, and options that do not apply -------------------------------------
-
-
 def written(place: Path, values: np.ndarray, form: str) -> Path:
     """The same gray images in one of the forms that sites bring."""
     place.mkdir()

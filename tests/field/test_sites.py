@@ -92,9 +92,6 @@ def test_a_site_in_hdf5_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "notes.txt" in capsys.readouterr().err
 
 
-# ---- classes of which a site has none ------------------------------------------------------------
-
-
 def task(classes: tuple[str, ...]) -> Task:
     return Task(shape="1,8,8", class_names="\n".join(classes))
 
@@ -161,9 +158,6 @@ def test_a_class_that_two_sources_spell_in_two_ways_is_told_as_perhaps_one(tmp_p
     told = {each["site"]: each["text"] for each in events if each["what"] == "classes"}
     assert "alone names the classes 'fox'" in told["a"] and "alone name 'dog'" in told["a"]
     assert "alone name 'fox'" in told["b"] and "one class has two names" in told["b"]
-
-
-# ---- what a run would refuse, `check` refuses ----------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"nan", b"-1"])

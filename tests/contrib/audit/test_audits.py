@@ -61,9 +61,6 @@ def site(run: Path, **changes: Any) -> Subject:
     return replace(found, **changes)
 
 
-# ---- the subject ---------------------------------------------------------------------------------
-
-
 def test_the_subject_is_the_run_and_the_sites_data(tmp_path: Path) -> None:
     s = site(made(tmp_path))
     assert (s.train.batch_size, s.train.lr, s.rounds, s.classes) == (8, 0.05, 2, 3)
@@ -71,9 +68,6 @@ def test_the_subject_is_the_run_and_the_sites_data(tmp_path: Path) -> None:
     assert not s.are_images
     with pytest.raises(ConfigError, match="layers of shot"):
         replace(s, about=replace(s.about, extension=models.Extension("shot", {}))).fresh(0)
-
-
-# ---- images from updates -------------------------------------------------------------------------
 
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
@@ -112,9 +106,6 @@ def test_confidence_by_hand() -> None:
     p = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]])
     phi = membership.confidences(model, p.log(), torch.tensor([0, 2]))
     assert phi.tolist() == pytest.approx([math.log(4), math.log(3 / 7)], abs=1e-6)
-
-
-# ---- membership ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("S", [6, 70])
@@ -194,9 +185,6 @@ def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
     torch.testing.assert_close(u[:3], s.train.lr * (true - p).detach(), atol=1e-6, rtol=1e-4)
 
 
-# ---- class shares --------------------------------------------------------------------------------
-
-
 def test_one_step_leaks_and_the_mean_over_sites_does_less(tmp_path: Path) -> None:
     found = errors(shares.leaked(site(made(tmp_path, 240)), sites=9))
     assert found["step"] < 0.1 < found["guess"]
@@ -214,9 +202,6 @@ def errors(found: Audit) -> dict[str, float]:
     }
 
 
-# ---- moments, numbers and coordinates ------------------------------------------------------------
-
-
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
     p = torch.softmax(4 * torch.randn(20, 3, 4, generator=generator(0)), dim=2)
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.5, high=0.6), focus="marginal")
@@ -232,9 +217,6 @@ def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Pat
     options = kd3a.Config(gate=kd3a.ConfidenceGate(low=0.4, high=0.5))
     found = errors(properties.leaked(s, method=kd3a.METHOD, options=options, epochs=3, sites=30))
     assert found["vote"] < found["guess"]
-
-
-# ---- the command and the page --------------------------------------------------------------------
 
 
 @pytest.mark.nightly("fedda/contrib/audit")

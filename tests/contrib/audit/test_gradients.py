@@ -46,9 +46,6 @@ def random_features(n: int = 64, seed: int = 0) -> Tensor:
     return torch.randn(n, D, generator=torch.Generator().manual_seed(seed)).relu()
 
 
-# ---- the attack --------------------------------------------------------------------------------
-
-
 def test_one_example_is_recovered_by_hand() -> None:
     # W.grad = slope z and b.grad = slope, so their quotient is z for any slope.
     DI = Discriminator(3, ())
@@ -96,9 +93,6 @@ def test_a_window_of_a_fixed_discriminator_equals_one_large_batch() -> None:
     assert torch.allclose(parts, 4 * whole, rtol=1e-4, atol=1e-6)
 
 
-# ---- the audit ---------------------------------------------------------------------------------
-
-
 def by_size(found: Audit, form: str) -> dict[int, dict[str, float]]:
     """What one form of the attack recovered, by examples in a window."""
     return {
@@ -139,9 +133,6 @@ def test_every_method_with_a_discriminator_is_known() -> None:
     for method in ("fdann", "fwdgrl"):
         found = SumSettings.of({"method": method})
         assert importlib.import_module(f"clients.{method}").Member.loss == found.loss
-
-
-# ---- the command and the page ------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -75,9 +75,6 @@ def after(build: Build, change: Change) -> Build:
     return built
 
 
-# ---- every layout ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", make.LAYOUTS)
 def test_a_layout_becomes_sites_that_fedda_reads(layout: str, tmp_path: Path) -> None:
     name, build, domains, train, test, n_classes = make.LAYOUTS[layout]
@@ -134,9 +131,6 @@ def test_the_seed_determines_all_random_draws(layout: str, tmp_path: Path) -> No
     assert found[0] == found[1] != found[2]
 
 
-# ---- digits ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("domain", make.DIGITS.split())
 def test_digits_keep_their_pixels_and_labels(domain: str, tmp_path: Path) -> None:
     """Image i has i in its first pixel and the digit i % 10, in whatever order of axes."""
@@ -168,9 +162,6 @@ def test_pixels_by_hand() -> None:
             pixels(np.array(bad), "NHW", "x")
 
 
-# ---- image folders -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["link", "symlink", "copy"])
 def test_image_files_are_linked_or_copied_unchanged(how: Any, tmp_path: Path) -> None:
     out = brought(make.office31, "office31", tmp_path, files=how)
@@ -192,9 +183,6 @@ def test_stratified_against_counting(share: float) -> None:
         assert chosen.count(c) == wanted
 
 
-# ---- lists -------------------------------------------------------------------------------------
-
-
 def test_published_lists_determine_the_split(tmp_path: Path) -> None:
     out = brought(make.pacs, "pacs", tmp_path)
     train, test = (names(out / "photo" / half / "guitar") for half in ("train", "test"))
@@ -203,18 +191,12 @@ def test_published_lists_determine_the_split(tmp_path: Path) -> None:
     assert y.tolist() == [c for c in range(7) for _ in range(3)]
 
 
-# ---- features ----------------------------------------------------------------------------------
-
-
 def test_features_keep_their_labels_counted_from_0(tmp_path: Path) -> None:
     found = arrays(brought(make.surf, "office-caltech10", tmp_path, features=3) / "caltech")
     for split in ("train", "test"):
         assert found[f"x_{split}"].shape[1] == 3 and found[f"x_{split}"].dtype == np.float32
         assert (found[f"x_{split}"][:, 0] == found[f"y_{split}"]).all()
     assert found["classes"].tolist() == [*make.OFFICE10]
-
-
-# ---- reviews -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["svmlight", "svmlight-1", "amazon.npz", "amazon.mat"])
@@ -237,12 +219,6 @@ def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> Non
             assert sorted(numbers[0] + numbers[1]) == list(range(12))
 
 
-# ---- rotated digits ----------------------------------------------------------------------------
-
-
-# ---- spectrograms ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mels", "n_fft", "rate"), [(3, 16, 8000), (40, 512, 16000)])
 def test_mel_bank_against_loops(mels: int, n_fft: int, rate: int) -> None:
     twin = torch.tensor(make.mel_bank_twin(mels, n_fft, rate), dtype=torch.float64)
@@ -257,9 +233,6 @@ def test_each_microphones_range_is_scaled_to_bytes(tmp_path: Path) -> None:
     assert x.dtype == np.uint8 and x.min() == 0 and x.max() == 255
     means = [x[y == c].mean() for c in range(3)]
     assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values between c and c + 1
-
-
-# ---- what is wrong -----------------------------------------------------------------------------
 
 
 def put(file: str, content: Any) -> Change:
@@ -376,9 +349,6 @@ def test_what_is_wrong_is_named(
     assert all(word in text for word in words), text
 
 
-# ---- what is written, and what is not ----------------------------------------------------------
-
-
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     source, out = make.office31(tmp_path / "source"), tmp_path / "out"
     for name, words in ((".unfinished", "did not end"), ("mine", "mine")):
@@ -443,9 +413,6 @@ def test_options_without_an_effect_are_refused(
     assert all(word in text for word in words), text
 
 
-# ---- the command line --------------------------------------------------------------------------
-
-
 def test_the_command_imports(tmp_path: Path) -> None:
     source, out = make.mnist(tmp_path / "source"), tmp_path / "out"
     few = ("--angles", "0,45", "--limit", 60)
@@ -477,9 +444,6 @@ def test_the_list_of_benchmarks() -> None:
     one = call("data", "benchmarks", "pacs").output
     assert "art_painting, cartoon" in one and "Digit-Five" not in one
     call("data", "benchmarks", "none", code=1)
-
-
-# ---- a run -------------------------------------------------------------------------------------
 
 
 @pytest.mark.nightly("fedda/contrib/benchmarks")

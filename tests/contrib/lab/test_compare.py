@@ -102,9 +102,6 @@ def score(variant: str, target: str, seed: int, last: float | None, selected: An
     return Score(variant, target, seed, last, selected, None, 1.5, 10, {"a": 0.25, "b": 0.75})
 
 
-# ---- before the first training -----------------------------------------------------------------
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """Make two domains with gray images and one with colour images."""
@@ -128,9 +125,6 @@ def test_domains_that_do_not_fit_together_are_refused_before_training(
     assert notices == []
     right = replace(made, settings=TINY | {"input.channels": 1})  # in the same output folder
     assert right.run(1, ignore) == {}
-
-
-# ---- statistics --------------------------------------------------------------------------------
 
 
 def test_the_interval_by_hand() -> None:
@@ -178,9 +172,6 @@ def test_a_mean_needs_all_targets() -> None:
     assert MEAN not in by_target(scores[:1])["A"]  # a single target has no mean
 
 
-# ---- variants ----------------------------------------------------------------------------------
-
-
 def test_valid_variants_are_parsed() -> None:
     found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.hidden=20,10,kd3a"])
     assert [(v.method, v.preset, v.settings) for v in found] == [
@@ -226,9 +217,6 @@ def test_folder_names_are_stable_and_distinct() -> None:
     assert Cell(alike[0], "mnist-m", 3).name == "kd3a-cd5abd1f.mnist-m.3"
     odd = [Cell(alike[0], name, 3).name for name in ("ward 1", "ward-1", "ward/1")]
     assert len(set(odd)) == 3 and all(" " not in n and "/" not in n for n in odd)
-
-
-# ---- trainings ---------------------------------------------------------------------------------
 
 
 def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
@@ -403,9 +391,6 @@ def test_a_failed_training_does_not_end_the_others(
     assert not (made.folder(bad) / workers.ERROR).exists()
 
 
-# ---- what is shown -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])
 def test_the_plot_is_written(tmp_path: Path, variants: int, targets: int, seeds: int) -> None:
     scores = [
@@ -419,9 +404,6 @@ def test_the_plot_is_written(tmp_path: Path, variants: int, targets: int, seeds:
     assert not (tmp_path / "b.png").exists()
     with pytest.raises(RunError, match="cannot be written"):
         draw(scores[:1], "", tmp_path / "no" / "c.png")
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_path: Path) -> None:
@@ -440,9 +422,6 @@ def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_pat
     assert (out / "comparison.md").read_text() == text
     other = call(*words, "--rounds", 3, "-c", "rounds=4", code=1)
     assert "with rounds 2, not 4" in other.output
-
-
-# ---- the oracle --------------------------------------------------------------------------------
 
 
 def test_the_oracle_is_a_training_on_the_targets_own_labels(root: Path, tmp_path: Path) -> None:
@@ -541,9 +520,6 @@ def test_exit_codes_and_messages_of_the_command(
     assert part in ended.output
     if code == 1:
         assert f"traceback: {tmp_path / 'cells'}" in ended.output
-
-
-# ---- processes ---------------------------------------------------------------------------------
 
 
 def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:

@@ -104,9 +104,6 @@ def test_a_network_without_batchnorm_is_refused() -> None:
         extended("lenet", (1, 28, 28))
 
 
-# ---- whole rounds ------------------------------------------------------------------------------
-
-
 def in_one_place(
     model: models.Model, nodes: dict[str, Node], mixes: bool, weight: float
 ) -> dict[str, Tensor]:

@@ -74,9 +74,6 @@ def replies_with(bench: Bench, name: str) -> list[Arrays]:
     return [arrays[name].unpack() for arrays in found if name in arrays]
 
 
-# ---- the formulas ------------------------------------------------------------------------------
-
-
 def test_a_class_moves_by_hand() -> None:
     """Class 0 has its mean at 1 here and at 11 there, so 0 and 2 become 10 and 12; 1 stays."""
     mu, known = centring.class_means(
@@ -131,9 +128,6 @@ def test_noise_is_as_large_as_it_says_and_only_on_what_is_told() -> None:
     assert not far.equal(found)
 
 
-# ---- the rounds --------------------------------------------------------------------------------
-
-
 def test_sources_train_on_what_the_twin_moves(domains: list[Node], tmp_path: Path) -> None:
     """FedAvg's sources on data that were moved beforehand send the same models."""
     sites = rewritten(domains, tmp_path / "vectors", vectors)
@@ -181,9 +175,6 @@ def test_means_and_round_survive_a_restart_of_the_server(domains: list[Node]) ->
     found, wanted = again.round(2)[0], bench.round(2)[0]
     assert all(found[n].tobytes() == wanted[n].tobytes() for n in wanted)
     assert not replies_with(again, "means")
-
-
-# ---- what may leave ----------------------------------------------------------------------------
 
 
 def told(domains: list[Node], **changes: Any) -> Arrays:

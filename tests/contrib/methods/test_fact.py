@@ -57,9 +57,6 @@ def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
     assert torch.equal(answers, one if softmax == "once" else one.softmax(dim=1))
 
 
-# ---- a whole round -----------------------------------------------------------------------------
-
-
 def batches_of(node: Node, size: int = 16) -> list[tuple[Tensor, Tensor | None]]:
     """The batches of a site's first round."""
     site = resident(tuple(sorted(node.items())))

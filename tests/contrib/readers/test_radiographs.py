@@ -67,9 +67,6 @@ def naive(values: np.ndarray, low: int, high: int) -> list[list[int]]:
     return [[(2 * 255 * v + span) // (2 * span) for v in row] for row in kept]
 
 
-# ---- the window ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ending", ["png", "tif"])
 def test_16_bits_are_brought_to_a_window_and_not_clipped_at_255(
     tmp_path: Path, ending: str
@@ -173,9 +170,6 @@ def test_a_frozen_network_computes_anew_for_another_window(tmp_path: Path) -> No
         digest = models.digest(made.model, made.dims)
         found.append(site.learnt_from(made.model_copy(update={"frozen": digest})).x)
     assert not torch.equal(*found)
-
-
-# ---- DICOM ---------------------------------------------------------------------------------------
 
 
 def test_a_file_is_read_by_its_rescaling_and_its_own_window(tmp_path: Path) -> None:

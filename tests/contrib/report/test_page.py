@@ -121,9 +121,6 @@ def column(run: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
     return {r: [t["rounds"][r - 1][key] for t in run["trainings"][method]] for r in (1, 2)}
 
 
-# ---- from whom each target has learned ---------------------------------------------------------
-
-
 def chain(**of_last: Any) -> dict[str, Any]:
     """A chain: `b` has learned from `a`, and `c` from `b`; `a` is the source."""
 
@@ -160,9 +157,6 @@ def test_the_tree_says_who_learned_from_whom() -> None:
     assert "negative transfer" not in words
     depth = [tag for tag, _ in read(chain()).elements if tag in ("ul", "li")]
     assert depth[:6] == ["ul", "li", "ul", "li", "ul", "li"]
-
-
-# ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 
 def test_the_page_loads_nothing_and_runs_its_own_script_only() -> None:
@@ -207,9 +201,6 @@ def test_every_text_is_escaped() -> None:
     assert any(EVIL in a.get("aria-label", "") for _, a in shown.elements)
     assert e("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
     assert text("a\nb") == "a b"
-
-
-# ---- the numbers -------------------------------------------------------------------------------
 
 
 def test_the_headline_says_what_the_results_say() -> None:
@@ -288,9 +279,6 @@ def test_troubles_are_gathered_and_marked() -> None:
     assert counted == {"clp": "2", "bus": "1", "tgt": "0"}
 
 
-# ---- runs of all sorts -------------------------------------------------------------------------
-
-
 def old() -> dict[str, Any]:
     """Return results of an old version: without phases, configuration and more."""
     run = without(results(), "phases", "site_seconds", "test_loss", "bytes")
@@ -351,9 +339,6 @@ def test_any_run_has_a_page(name: str) -> None:
     assert "never leave a site" in shown.words and "fedda report RUN --site DIR" in shown.words
 
 
-# ---- what sites noted --------------------------------------------------------------------------
-
-
 def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt", classes: int = 2) -> None:
     """Write notes of two seeds as clients do."""
     rng = np.random.default_rng(0)
@@ -396,9 +381,6 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     assert titles.count("tgt (target): 18 images") == 2  # before and after
     assert titles.count("target, training images without labels: 9 images") == 2
     assert titles.count("cat: 15 images") == 2  # five of nine at each source, five of the tests
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
