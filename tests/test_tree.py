@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def imported(module: str, path: Path) -> Iterator[str]:
                     yield f"{text.values[0].value}*"
 
 
+@cache
 def graph(root: Path) -> dict[str, set[str]]:
     """Return, for each module of the project, which others it imports."""
     known = modules(root)
