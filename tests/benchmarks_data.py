@@ -44,9 +44,6 @@ def class_folders(root: Path, classes: Sequence[str], each: int = 5) -> Path:
     return root
 
 
-# ---- image folders -----------------------------------------------------------------------------
-
-
 def office31(root: Path) -> Path:
     for domain in ("amazon", "dslr", "webcam"):
         class_folders(root / "domain_adaptation_images" / domain / "images", ("bike", "mug"))
@@ -72,13 +69,18 @@ def office_caltech(root: Path) -> Path:
     return root
 
 
-# ---- lists -------------------------------------------------------------------------------------
-
-
 def write_list(path: Path, lines: Iterable[tuple[str, int]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{file} {label}\n" for file, label in lines))
     return path
+
+
+def listed(
+    domain: str, classes: Sequence[str], numbers: Iterable[int], first: int = 0
+) -> list[tuple[str, int]]:
+    """The images of a domain with these numbers, and their labels."""
+    named = [*enumerate(classes, first)]
+    return [(f"{domain}/{n}/{i:04}.png", c) for c, n in named for i in numbers]
 
 
 def domainnet(root: Path) -> Path:
@@ -86,10 +88,7 @@ def domainnet(root: Path) -> Path:
     for domain in ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"):
         class_folders(root / domain, classes, 4)
         for split, numbers in (("train", (0, 1, 2)), ("test", (3,))):
-            lines = [
-                (f"{domain}/{n}/{i:04}.png", c) for c, n in enumerate(classes) for i in numbers
-            ]
-            write_list(root / "splits" / f"{domain}_{split}.txt", lines)
+            write_list(root / "splits" / f"{domain}_{split}.txt", listed(domain, classes, numbers))
     return root
 
 
@@ -97,9 +96,7 @@ def pacs(root: Path) -> Path:
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
         class_folders(root / "kfold" / domain, PACS, 4)
         for split, numbers in (("train", (0, 1, 2)), ("crossval", (3,)), ("test", range(4))):
-            lines = [
-                (f"{domain}/{n}/{i:04}.png", c) for c, n in enumerate(PACS, 1) for i in numbers
-            ]
+            lines = listed(domain, PACS, numbers, 1)
             write_list(root / "pacs_label" / f"{domain}_{split}_kfold.txt", lines)
     return root
 
@@ -110,17 +107,13 @@ def imageclef(root: Path) -> Path:
         lines = []
         for c, name in enumerate(CLEF):
             for i in range(3):
-                inner = {"b": f"{c:03}.{name}-101/", "c": f"{c}.{'ab'[i % 2]}-{name}/"}.get(
-                    domain, ""
-                )
-                file = f"{domain}/{inner}{'0001' if domain == 'c' and i < 2 else f'{c}_{i}'}.JPEG"
+                inner = {"b": f"{c:03}.{name}-101/", "c": f"{c}.{'ab'[i % 2]}-{name}/"}
+                name_ = "0001" if domain == "c" and i < 2 else f"{c}_{i}"
+                file = f"{domain}/{inner.get(domain, '')}{name_}.JPEG"
                 picture(root / file, 20 * c + i)
                 lines.append((file, c))
         write_list(root / "list" / f"{domain}List.txt", lines)
     return root
-
-
-# ---- MATLAB ------------------------------------------------------------------------------------
 
 
 def digit_labels(n: int) -> np.ndarray:
@@ -194,9 +187,6 @@ def decaf(root: Path) -> Path:
     return features(root / "features", names, 10, "feas").parent
 
 
-# ---- reviews -----------------------------------------------------------------------------------
-
-
 def counts(n: int, d: int, seed: int) -> np.ndarray:
     """Draw word counts of reviews, most of them 0; column 0 numbers the reviews of a domain."""
     x = np.random.default_rng(seed).integers(-6, 4, (n, d)).clip(0)
@@ -248,9 +238,6 @@ def terms400(root: Path) -> Path:
     return features(root, {d: f"{d}_400.mat" for d in ("books", "dvd", "elec", "kitchen")}, 2)
 
 
-# ---- MNIST -------------------------------------------------------------------------------------
-
-
 def idx(array: np.ndarray) -> bytes:
     head = struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape)
     return head + array.astype(np.uint8).tobytes()
@@ -268,9 +255,6 @@ def mnist(root: Path) -> Path:
     return root
 
 
-# ---- sounds ------------------------------------------------------------------------------------
-
-
 def sound(path: Path, hertz: float, rate: int = 8000, channels: int = 1) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     samples = [round(20000 * math.sin(2 * math.pi * hertz * t / rate)) for t in range(rate // 4)]
@@ -286,9 +270,8 @@ def recordings(root: Path) -> Path:
     for m, microphone in enumerate(("ReSpeaker", "USB")):
         for k, keyword in enumerate(KEYWORDS):
             for i in range(3):
-                sound(
-                    root / microphone / keyword / f"{i}.wav", 300 + 500 * k + 20 * i, channels=m + 1
-                )
+                place = root / microphone / keyword / f"{i}.wav"
+                sound(place, 300 + 500 * k + 20 * i, channels=m + 1)
     return root
 
 

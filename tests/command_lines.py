@@ -1,4 +1,4 @@
-"""Reads fedda's command lines as the programs would, without running them."""
+"""Reads fedda's command lines as the programs would, without running them; or runs them here."""
 
 import re
 import shlex
@@ -9,10 +9,26 @@ from typing import Any
 
 import click
 import typer
+from click.testing import Result
+from typer.testing import CliRunner
 
 from fedda import cli
 from fedda.cli.client import app as client_app
 from fedda.settings import overrides
+
+
+def call(*words: object, code: int | None = 0, columns: int = 0) -> Result:
+    """Run `fedda WORDS` in this process; it has to end with this code, or with any if it is None.
+
+    Args:
+        words: as they are typed.
+        code: how the command has to end.
+        columns: of the terminal; 0 for as many as there are.
+    """
+    env = {"COLUMNS": str(columns)} if columns else None
+    done = CliRunner().invoke(cli.app, [str(word) for word in words], env=env)
+    assert code is None or done.exit_code == code, done.output
+    return done
 
 
 def below(command: click.Command) -> dict[str, click.Command]:

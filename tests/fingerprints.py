@@ -27,11 +27,14 @@ from tests.local_grid import make_domains, run
 RECORDS = Path(__file__).with_suffix(".json")
 SEEDS = "0,1"
 
-IMAGES = {
-    "model.name": "digit-cnn",
-    "model.hidden": "",
-    "train.lr": 0.01,
-}  # BatchNorm in two dimensions, and dropout
+# BatchNorm in two dimensions, and dropout.
+IMAGES = {"model.name": "digit-cnn", "model.hidden": "", "train.lr": 0.01}
+
+OFFICIAL = {"kd3a.gate.low": 0.4, "kd3a.gate.reach": False, "kd3a.vote": "hard"}
+OFFICIAL |= {"kd3a.focus": "shapley", "kd3a.focus-by-examples": False}
+OFFICIAL |= {"kd3a.target-weight": "kept", "kd3a.smoothing": 0.9, "kd3a.heads": "local"}
+OFFICIAL |= {"kd3a.batchnorm": "linear", "kd3a.teacher-batchnorm": "updated"}
+OFFICIAL |= {"kd3a.mixup": 2.0, "kd3a.mixup-weights": False}
 
 # name -> method and settings; each case takes another path through the method's code.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,23 +46,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "autodial": ("autodial", {"rounds": 3}),
     "centring": ("centring", {"centring.plain-share": 0.5, "rounds": 3}),
     "kd3a": ("kd3a", {"kd3a.gate.low": 0.4, "kd3a.gate.high": 0.5}),
-    "kd3a official": (
-        "kd3a",
-        {
-            "kd3a.gate.low": 0.4,
-            "kd3a.gate.reach": False,
-            "kd3a.vote": "hard",
-            "kd3a.focus": "shapley",
-            "kd3a.focus-by-examples": False,
-            "kd3a.target-weight": "kept",
-            "kd3a.smoothing": 0.9,
-            "kd3a.batchnorm": "linear",
-            "kd3a.teacher-batchnorm": "updated",
-            "kd3a.heads": "local",
-            "kd3a.mixup": 2.0,
-            "kd3a.mixup-weights": False,
-        },
-    ),
+    "kd3a official": ("kd3a", OFFICIAL),
     "fact": ("fact", {}),
     "shot": ("shot", {"shot.epochs": 2, "rounds": 3}),
     "decision": ("decision", {"decision.epochs": 2, "rounds": 3}),

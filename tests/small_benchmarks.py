@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,150 +12,111 @@ import numpy as np
 FOLDER = Path(__file__).parents[1] / "examples" / "benchmarks"
 
 # Arguments of each benchmark's short run; HERE stands for a temporary folder of this file.
-ROTATIONS = ("--table", "rotations", "--target", "30", "--seeds", "0", "--images", "300")
-ROTATIONS += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE", "--results", "HERE/made")
-LAZY = ("--table", "lazy", "--images", "1024", "--repeats", "1")
-LAZY += ("-c", "rounds=2", "-c", "dils.pretrain=1", "--out", "HERE")
-ACCURACY = ("--data", "HERE/data", "--out", "HERE/accuracy", "--jobs", "1", "--set", "digits")
-ACCURACY += ("--table", "control", "--images", "100", "--epochs", "1", "--target", "usps")
-ACCURACY += ("--seeds", "0,1", "--results", "HERE/made")
-DICTIONARY = ("--data", "HERE/data", "--out", "HERE/dictionary", "--set", "googlenet")
-DICTIONARY += ("--target", "webcam", "--seeds", "0", "--results", "HERE/made")
-DICTIONARY += ("-c", "samples=64", "-c", "batch-size=64")
-CENTRAL = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "-c", "rounds=2")
-CENTRAL += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "train.batch-size=32")
-CENTRAL += ("-c", "exchange.min-examples=16")
-CENTRAL += ("-c", "exchange.expose-features=true", "-c", "fdan.scale=1", "-c", "dils.pretrain=1")
-CHAIN = ("--table", "pens", "--images", "256", "--seeds", "0", "--jobs", "2", "--out", "HERE/chain")
-CHAIN += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "rounds=3", "-c", "pretrain=1")
-CHAIN += ("-c", "epochs=1", "-c", "measure.steps=2", "--results", "HERE/made")
-CANDIDATES = ("--data", "HERE/data/digits", "--images", "100", "--seeds", "0", "--repeats", "1")
-CANDIDATES += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "rounds=3", "--jobs", "2")
-CANDIDATES += ("-c", "pretrain=1", "-c", "epochs=1", "-c", "measure.steps=2")
-CANDIDATES += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
-CANDIDATES += ("--out", "HERE/candidates", "--results", "HERE/made")
-FIVE = ("--data", "HERE/data", "--out", "HERE/five", "--results", "HERE/made", "--small")
-FIVE += (
-    "--images",
-    "40",
-    "--rounds",
-    "1",
-    "--method",
-    "fedavg",
-    "--target",
-    "usps",
-    "--seeds",
-    "0",
-)
-FEWER = ("--data", "HERE/data/digits", "--target", "usps", "--seeds", "0", "--images", "160")
-FEWER += ("-c", "model.name=mlp", "-c", "model.hidden=16", "-c", "rounds=2")
-FEWER += ("-c", "fruda.pretrain=1", "-c", "fruda.measure.steps=2", "--out", "HERE/fewer")
-FEWER += ("-c", "exchange.min-examples=32", "-c", "exchange.expose-features=true")
-FEWER += ("--results", "HERE/made")
-PRIVACY = ("--images", "60", "--rounds", "1", "--epsilon", "8", "--seeds", "0", "--jobs", "1")
-PRIVACY += ("--out", "HERE/privacy", "--results", "HERE/made")
-ROBUST = ("--images", "700", "--seeds", "0", "--row", "FedAvg", "--row", "median", "--jobs", "1")
-ROBUST += ("--lie", "flipped", "--lie", "scaled", "-c", "rounds=2", "-c", "model.hidden=16")
-ROBUST += ("--out", "HERE/robust", "--results", "HERE/made")
-GRAND = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
-GRAND += ("--method", "fedavg", "--method", "adabn", "--method", "kd3a", "--method", "fdann")
-GRAND += ("--seeds", "0", "--jobs", "1", "--out", "HERE/grand", "--results", "HERE/made")
-HARMONISE = ("--data", "HERE/data", "--target", "va", "--seeds", "0", "--out", "HERE/harmonise")
-HARMONISE += ("--results", "HERE/made")
-TEACHER = ("--data", "HERE/data", "--set", "digits", "--target", "usps", "--images", "100")
-TEACHER += ("--rounds", "1", "--seeds", "0", "--out", "HERE/teacher", "--results", "HERE/made")
-TEACHER += ("--method", "fedavg", "--method", "kd3a")  # SHOT's sources take many passes
-SOURCES = ("--sources", "1", "5", "--images", "64", "--rounds", "1", "--seeds", "0")
-SOURCES += ("--method", "FedAvg", "--method", "KD3A", "--out", "HERE/sources")
-SOURCES += ("--results", "HERE/made")
-REFINE = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
-REFINE += ("--seeds", "0", "--jobs", "1", "--out", "HERE/refine", "--results", "HERE/made")
-SHARES = ("--data", "HERE/data", "--set", "googlenet", "--target", "webcam", "--rounds", "2")
-SHARES += ("--method", "shot", "--seeds", "0", "--jobs", "1", "--out", "HERE/shares")
-SHARES += ("--results", "HERE/made")
-TURNED = ("--data", "HERE/data/digits", "--images", "200", "--epochs", "1", "--seeds", "0")
-TURNED += ("--results", "HERE/made")
-EXCHANGE = ("--syncs", "200", "--large-syncs", "20", "--repeats", "1", "--memory-syncs", "2000")
-METHODS = ("--table", "methods", "--repeats", "1", "--rounds", "2", "--images", "256")
-METHODS += ("--shape", "64", "--network", "mlp", "--sources", "2", "-c", "model.hidden=16")
-PHOTOS = ("--data", "HERE/data", "--table", "googlenet", "--out", "HERE/photos", "--jobs", "1")
-PHOTOS += ("--target", "webcam", "--rounds", "2", "--seeds", "0", "--results", "HERE/made")
-ROUNDS = ("--sources", "1", "--rounds", "2", "--mb", "1", "--mb-rounds", "1")
-ROUNDS += ("--frozen-rounds", "1")
-TINY = ("--mb", "0.01")
-SMALL: dict[str, tuple[str, ...]] = {
-    "accuracy": ACCURACY,
-    "adversarial": ROTATIONS,
-    "alignments": ("--data", "HERE/data", "--set", "googlenet", "--results", "HERE/made"),
-    "breakdown": ("--images", "60", "--rounds", "1", "--no-live"),
-    "cache": ("--images", "60", "--size", "32"),
-    "candidates": CANDIDATES,
-    "central": CENTRAL,
-    "chain": CHAIN,
-    "teacher": TEACHER,
-    "dictionary": DICTIONARY,
-    "digit_five": FIVE,
-    "exchange": EXCHANGE,
-    "feddadil": (
-        "--batch",
-        "60",
-        "--width",
-        "64",
-        "--repeats",
-        "2",
-        "--atoms",
-        "3",
-        "--atoms",
-        "8",
+SMALL = {
+    "accuracy": (
+        "--data HERE/data --out HERE/accuracy --jobs 1 --set digits --table control "
+        "--images 100 --epochs 1 --target usps --seeds 0,1 --results HERE/made"
     ),
-    "fewer": FEWER,
-    "fuzz_inputs": ("--cases", "60"),
-    "grand": GRAND,
-    "harmonise": HARMONISE,
-    "lazy": LAZY,
-    "methods": METHODS,
-    "photos": PHOTOS,
-    "memory": ("--mb", "45", "--sources", "", "--kd3a", "2", "--rounds", "1"),
-    "overhead": ("--images", "400", "--rounds", "2", "--repeats", "3"),
-    "peers": ("--peer", "fedda", "--peer", "flower", "--clients", "2", "--rounds", "3", *TINY),
-    "peers_simulation": (
-        *("--peer", "fedda", "--peer", "flower", "--sources", "2"),
-        *("--rounds", "2", "--images", "64", "--repeats", "1"),
+    "adversarial": (
+        "--table rotations --target 30 --seeds 0 --images 300 -c rounds=2 -c dils.pretrain=1 "
+        "--out HERE --results HERE/made"
     ),
-    "privacy": PRIVACY,
-    "refine": REFINE,
-    "robust": ROBUST,
-    "rounds": ROUNDS,
-    "scale": ("--sites", "3", "--mb", "0.01", "--rounds", "2"),
-    "shares": SHARES,
-    "secure": ("--sources", "3", "--rounds", "1", "--mb", "1"),
-    "soak": (
-        *("--minutes", "0", "--sites", "2", "--rounds", "2", "--warm-up", "0"),
-        *("--mb", "0.01", "--every", "0.5"),
+    "alignments": "--data HERE/data --set googlenet --results HERE/made",
+    "breakdown": "--images 60 --rounds 1 --no-live",
+    "cache": "--images 60 --size 32",
+    "candidates": (
+        "--data HERE/data/digits --images 100 --seeds 0 --repeats 1 -c model.name=mlp "
+        "-c model.hidden=16 -c rounds=3 --jobs 2 -c pretrain=1 -c epochs=1 -c measure.steps=2 "
+        "-c exchange.min-examples=32 -c exchange.expose-features=true --out HERE/candidates "
+        "--results HERE/made"
     ),
-    "sources": SOURCES,
+    "central": (
+        "--data HERE/data/digits --target usps --seeds 0 -c rounds=2 -c model.name=mlp "
+        "-c model.hidden=16 -c train.batch-size=32 -c exchange.min-examples=16 "
+        "-c exchange.expose-features=true -c fdan.scale=1 -c dils.pretrain=1"
+    ),
+    "chain": (
+        "--table pens --images 256 --seeds 0 --jobs 2 --out HERE/chain -c model.name=mlp "
+        "-c model.hidden=16 -c rounds=3 -c pretrain=1 -c epochs=1 -c measure.steps=2 "
+        "--results HERE/made"
+    ),
+    "teacher": (
+        "--data HERE/data --set digits --target usps --images 100 --rounds 1 --seeds 0 "
+        "--out HERE/teacher --results HERE/made --method fedavg --method kd3a"
+    ),
+    "dictionary": (
+        "--data HERE/data --out HERE/dictionary --set googlenet --target webcam --seeds 0 "
+        "--results HERE/made -c samples=64 -c batch-size=64"
+    ),
+    "digit_five": (
+        "--data HERE/data --out HERE/five --results HERE/made --small --images 40 --rounds 1 "
+        "--method fedavg --target usps --seeds 0"
+    ),
+    "exchange": "--syncs 200 --large-syncs 20 --repeats 1 --memory-syncs 2000",
+    "feddadil": "--batch 60 --width 64 --repeats 2 --atoms 3 --atoms 8",
+    "fewer": (
+        "--data HERE/data/digits --target usps --seeds 0 --images 160 -c model.name=mlp "
+        "-c model.hidden=16 -c rounds=2 -c fruda.pretrain=1 -c fruda.measure.steps=2 "
+        "--out HERE/fewer -c exchange.min-examples=32 -c exchange.expose-features=true "
+        "--results HERE/made"
+    ),
+    "fuzz_inputs": "--cases 60",
+    "grand": (
+        "--data HERE/data --set googlenet --target webcam --rounds 2 --method fedavg "
+        "--method adabn --method kd3a --method fdann --seeds 0 --jobs 1 --out HERE/grand "
+        "--results HERE/made"
+    ),
+    "harmonise": "--data HERE/data --target va --seeds 0 --out HERE/harmonise --results HERE/made",
+    "lazy": "--table lazy --images 1024 --repeats 1 -c rounds=2 -c dils.pretrain=1 --out HERE",
+    "methods": (
+        "--table methods --repeats 1 --rounds 2 --images 256 --shape 64 --network mlp "
+        "--sources 2 -c model.hidden=16"
+    ),
+    "photos": (
+        "--data HERE/data --table googlenet --out HERE/photos --jobs 1 --target webcam "
+        "--rounds 2 --seeds 0 --results HERE/made"
+    ),
+    "memory": "--mb 45 --sources '' --kd3a 2 --rounds 1",
+    "overhead": "--images 400 --rounds 2 --repeats 3",
+    "peers": "--peer fedda --peer flower --clients 2 --rounds 3 --mb 0.01",
+    "peers_simulation": "--peer fedda --peer flower --sources 2 --rounds 2 --images 64 --repeats 1",
+    "privacy": (
+        "--images 60 --rounds 1 --epsilon 8 --seeds 0 --jobs 1 --out HERE/privacy "
+        "--results HERE/made"
+    ),
+    "refine": (
+        "--data HERE/data --set googlenet --target webcam --rounds 2 --seeds 0 --jobs 1 "
+        "--out HERE/refine --results HERE/made"
+    ),
+    "robust": (
+        "--images 700 --seeds 0 --row FedAvg --row median --jobs 1 --lie flipped --lie scaled "
+        "-c rounds=2 -c model.hidden=16 --out HERE/robust --results HERE/made"
+    ),
+    "rounds": "--sources 1 --rounds 2 --mb 1 --mb-rounds 1 --frozen-rounds 1",
+    "scale": "--sites 3 --mb 0.01 --rounds 2",
+    "shares": (
+        "--data HERE/data --set googlenet --target webcam --rounds 2 --method shot --seeds 0 "
+        "--jobs 1 --out HERE/shares --results HERE/made"
+    ),
+    "secure": "--sources 3 --rounds 1 --mb 1",
+    "soak": "--minutes 0 --sites 2 --rounds 2 --warm-up 0 --mb 0.01 --every 0.5",
+    "sources": (
+        "--sources 1 5 --images 64 --rounds 1 --seeds 0 --method FedAvg --method KD3A "
+        "--out HERE/sources --results HERE/made"
+    ),
     "training": (
-        *("--network", "lenet", "--size", "16", "--images", "96", "--repeats", "1"),
-        *("--frozen-size", "32", "--frozen-images", "40", "--frozen-epochs", "1"),
+        "--network lenet --size 16 --images 96 --repeats 1 --frozen-size 32 --frozen-images 40 "
+        "--frozen-epochs 1"
     ),
-    "turned": TURNED,
-    "vote": ("--images", "500", "--teachers", "3", "--classes", "7", "--many", "4"),
+    "turned": "--data HERE/data/digits --images 200 --epochs 1 --seeds 0 --results HERE/made",
+    "vote": "--images 500 --teachers 3 --classes 7 --many 4",
 }
 # A table that is tested by itself -> the program that makes it.
 PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
 # What --table methods prints, apart from the load.
 OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
-OF_METHODS |= {
-    "fada_steps_over_central",
-    "round_s",
-    "central_s",
-    "central_threads",
-    "cpu_over_central",
-    "cpu_s",
-    "attention_s",
-    "sums",
-}
-OF_METHODS |= {"message_s", "messages_s"}
+OF_METHODS |= {"fada_steps_over_central", "cpu_over_central", "central_threads", "central_s"}
+OF_METHODS |= {"round_s", "cpu_s", "attention_s", "sums", "message_s", "messages_s"}
 # Promised keys that are missing because the short run leaves out a part.
 LEFT_OUT: dict[str, set[str]] = {
     "accuracy": {"main", "ablation", "rounds", "malicious"},
@@ -205,7 +167,7 @@ def make_data(folder: Path) -> None:
 
 def words(name: str, here: Path) -> list[str]:
     """The arguments of a benchmark's short run in a folder."""
-    return [word.replace("HERE", str(here)) for word in SMALL[name]]
+    return [word.replace("HERE", str(here)) for word in shlex.split(SMALL[name])]
 
 
 def check_promised(name: str, figures: Any) -> None:
@@ -243,12 +205,8 @@ def files(program: str) -> set[str]:
     return {f"examples/benchmarks/{name}.py" for name in found}
 
 
-STARTED = {
-    "light",
-    "measured",
-    "peers_engine",
-    "peers_flower",
-}  # which others start as programs of their own
+# Which others start as programs of their own.
+STARTED = {"light", "measured", "peers_engine", "peers_flower"}
 
 
 def imported(name: str) -> set[str]:

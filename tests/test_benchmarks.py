@@ -89,17 +89,19 @@ def case(name: str) -> object:
 @pytest.mark.parametrize("name", [case(name) for name in SMALL])
 def test_a_benchmark_in_small_prints_what_it_promises(name: str, here: Path) -> None:
     pytest.importorskip(NEEDS.get(name, "torch"))
-    command = [sys.executable, str(FOLDER / f"{PROGRAM_OF.get(name, name)}.py"), *words(name, here)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    program = FOLDER / f"{PROGRAM_OF.get(name, name)}.py"
+    check_promised(name, json.loads(ran(program, *words(name, here)).splitlines()[-1]))
+
+
+def ran(program: Path, *words: str, cwd: Path | None = None) -> str:
+    """Run a program of the examples -> what it printed."""
+    command = [sys.executable, str(program), *words]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
-    check_promised(name, json.loads(done.stdout.splitlines()[-1]))
+    return done.stdout
 
 
 @pytest.mark.nightly("examples/feddadil.py")
 def test_the_example_of_feddadil_in_small(tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER.parent / "feddadil.py"), "--rounds", "2"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    ran(FOLDER.parent / "feddadil.py", "--rounds", "2", cwd=tmp_path)
     assert (tmp_path / "runs" / "feddadil-example" / "feddadil" / "report.html").is_file()

@@ -12,18 +12,10 @@ from server.journal import Journal
 from server.simulation import simulate
 from tests.local_grid import Node, make_domains
 
-SETTINGS: dict[str, Any] = {
-    "method": "kd3a",
-    "run.name": "r",
-    "run.seeds": "0,1",
-    "run.baseline": "fedavg",
-    "rounds": 2,
-    "model.name": "mlp",
-    "model.hidden": "16",
-    "train.batch-size": 16,
-    "kd3a.vote": "hard",
-    "track.tensorboard": False,
-}
+SETTINGS: dict[str, Any] = {"method": "kd3a", "kd3a.vote": "hard", "rounds": 2}
+SETTINGS |= {"run.name": "r", "run.seeds": "0,1", "run.baseline": "fedavg"}
+SETTINGS |= {"model.name": "mlp", "model.hidden": "16", "train.batch-size": 16}
+SETTINGS |= {"track.tensorboard": False}
 
 
 @pytest.fixture(scope="module")

@@ -50,17 +50,10 @@ def test_other_output_goes_to_the_file_and_ours_to_the_console(tmp_path: Path) -
     assert done.stderr == "" and done.returncode == 0
     assert sorted(log.read_text().splitlines()) == sorted(ASIDE)
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    ran(log)
+    done = ran(log, "fail")
     assert len(log.read_text().splitlines()) == 8  # what it held is kept
-
-
-def test_an_error_is_shown_on_the_console(tmp_path: Path) -> None:
-    done = ran(tmp_path / "superlink.log", "fail")
     assert done.returncode == 1 and "ValueError: broken" in done.stderr
-
-
-def test_the_console_may_show_all(tmp_path: Path) -> None:
-    done = ran(tmp_path / "superlink.log", "also")
+    done = ran(log, "also")
     assert set(ASIDE) <= set((done.stdout + done.stderr).splitlines())
 
 
@@ -142,15 +135,12 @@ def test_a_resumed_runs_earlier_troubles_are_not_said_again() -> None:
     assert server.look() == ["run r: round 2: a: new"]
 
 
-@pytest.mark.parametrize(
-    ("ending", "said"),
-    [("completed", "run r has finished"), ("stopped", "run r has been stopped")],
-)
-def test_the_console_says_how_a_run_ended(ending: str, said: str) -> None:
-    server = Server(Snapshot((), (RUN,)), events()[:8])
-    server.look()
-    server.snapshot = Snapshot((), (replace(RUN, status="finished", ending=ending),))
-    assert server.look() == [said]
+def test_the_console_says_how_a_run_ended() -> None:
+    for ending, said in (("completed", "has finished"), ("stopped", "has been stopped")):
+        server = Server(Snapshot((), (RUN,)), events()[:8])
+        server.look()
+        server.snapshot = Snapshot((), (replace(RUN, status="finished", ending=ending),))
+        assert server.look() == [f"run r {said}"]
 
 
 def test_many_troubles_are_counted_and_cannot_command_the_terminal() -> None:

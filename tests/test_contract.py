@@ -105,12 +105,10 @@ def test_only_the_target_gets_counts_and_weights_of_other_sites(
     sites = (*SOURCES, "town")
     counts, past = ({f"{what}/{s}" for s in sites} for what in ("examples", "past"))
     seen = [c for c in grid.crossed if c.kind == "train"]
-    assert [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "target")] == [
-        ("distil", {"round", *counts}),
-        ("match_moments", {"round"}),
-        ("distil", {"round", *counts, *past}),
-        ("match_moments", {"round"}),
-    ]
+    moments = ("match_moments", {"round"})
+    asked = [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "target")]
+    assert asked[:2] == [("distil", {"round", *counts}), moments]
+    assert asked[2:] == [("distil", {"round", *counts, *past}), moments]
     to_sources = [(c.hop, c.numbers) for c in seen if (c.way, c.role) == ("to", "source")]
     assert to_sources == [("train", {"round"})] * 2 * len(SOURCES)
     back = {*TRAINED, "kept", *(f"focus/{s}" for s in SOURCES)}
@@ -122,21 +120,6 @@ def wanted_offer() -> set[str]:
     about = {"role", "name", "examples", "tested", "classes", "shape", "columns"}
     return about | {"version", "keys"}
 
-
-def test_requests_have_no_server_settings_and_offers_no_classes_of_a_target(
-    domains: list[Node],
-) -> None:
-    bench = Bench(domains, "kd3a")
-    request = bench.begin()[0]
-    assert set(request.content) == {"arrays", "manifests", "task", "step"}
-    assert not [
-        k for k in request.content["task"] if k.startswith(("run.", "wait", "guard", "track"))
-    ]
-    target = next(n for n in bench.roster.nodes if n.role == "target")
-    assert (target.examples, target.tested, target.classes) == (48, 24, ())
-
-
-# ---- the site refuses to send ------------------------------------------------------------------
 
 # Every forgery is tried on three parts, which differ in what they send: a model with numbers about
 # each site, atoms with a layout of their own, and numbers alone. The check is one function for all
@@ -189,67 +172,42 @@ def features(shape: tuple[int, ...]) -> Packed:
 Change = Callable[[dict[str, Any], dict[str, Packed]], None]  # changes a reply's numbers and arrays
 
 
-def per_sample(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["steps"] = [0.25] * 40
+def number(name: str, value: object) -> Change:
+    return lambda numbers, arrays: numbers.update({name: value})
 
 
-def text(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["steps"] = SECRET
+def first_array(change: Callable[[Packed], Packed]) -> Change:
+    """Change the first array, which is a model or atoms; where none may leave, add one."""
+
+    def changed(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
+        name, packed = first_of(arrays)
+        arrays[name] = change(packed)
+
+    return changed
 
 
-def tensor(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["steps"] = torch.ones(())
-
-
-def unlisted_number(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers["label-0"] = 1.0
-
-
-def many_numbers(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    numbers |= {f"focus/{i}": 0.5 for i in range(40)}
-
-
-def extra_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    arrays["features"] = features((40, 16))
-
-
-def features_as_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    arrays["model"] = features((40, 16))
+MORE = {"more": np.zeros((40, 16), np.float32)}
+LEAKS: dict[str, Change] = {
+    "a number per sample": number("steps", [0.25] * 40),
+    "a text": number("steps", SECRET),
+    "a tensor": number("steps", torch.ones(())),
+    "an unlisted number": number("label-0", 1.0),
+    "many numbers": lambda numbers, _: numbers.update({f"focus/{i}": 0.5 for i in range(40)}),
+    "an extra array": lambda _, arrays: arrays.update(features=features((40, 16))),
+    "features as the array": first_array(
+        lambda packed: packing.pack(features((40, 16)).unpack(), packed.manifest.kind)
+    ),
+    "features within the array": first_array(
+        lambda packed: packing.pack(packed.unpack() | MORE, packed.manifest.kind)
+    ),
+    "another kind": first_array(lambda packed: packing.pack(packed.unpack(), Kind.GRADIENT)),
+    "not a number": number("steps", float("nan")),
+}
 
 
 def first_of(arrays: Mapping[str, Packed]) -> tuple[str, Packed]:
     """Return the first array; where none may leave, one that looks like a model."""
     return next(iter(arrays.items()), ("model", features((1,))))
-
-
-def features_as_the_array(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = first_of(arrays)
-    arrays[name] = packing.pack(features((40, 16)).unpack(), packed.manifest.kind)
-
-
-def features_within_the_model(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = first_of(arrays)  # a model, or atoms
-    grown = packed.unpack() | {"more": np.zeros((40, 16), np.float32)}
-    arrays[name] = packing.pack(grown, packed.manifest.kind)
-
-
-def other_kind(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-    name, packed = first_of(arrays)
-    arrays[name] = packing.pack(packed.unpack(), Kind.GRADIENT)
-
-
-LEAKS: list[Change] = [
-    per_sample,
-    text,
-    tensor,
-    unlisted_number,
-    many_numbers,
-    extra_array,
-    features_as_the_model,
-    features_as_the_array,
-    features_within_the_model,
-    other_kind,
-]
 
 
 def answer(
@@ -285,55 +243,38 @@ def answer(
 
 
 @roles
-@pytest.mark.parametrize("leak", LEAKS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("leak", LEAKS)
 def test_a_site_refuses_to_send_what_is_not_listed(
     domains: list[Node],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     method: str,
     role: str,
-    leak: Change,
+    leak: str,
 ) -> None:
-    reply = answer(Bench(domains, method), role, monkeypatch, leak)
+    reply = answer(Bench(domains, method), role, monkeypatch, LEAKS[leak])
     assert reply.has_error() and not reply.has_content()
-    assert (reply.error.code, reply.error.reason) == (Code.WIRE, Code.WIRE.public)
+    code = Code.NOT_FINITE if leak == "not a number" else Code.WIRE
+    assert (reply.error.code, reply.error.reason) == (code, code.public)
     assert SECRET not in str(reply)
-    assert "to be sent" in caplog.text  # the site's own log names the content
+    # The site's own log names the content.
+    assert code is Code.NOT_FINITE or "to be sent" in caplog.text
 
 
-@roles
-def test_values_that_are_not_finite_stay_at_the_site(
-    domains: list[Node], monkeypatch: pytest.MonkeyPatch, method: str, role: str
-) -> None:
-    def spoil(numbers: dict[str, Any], arrays: dict[str, Packed]) -> None:
-        numbers["steps"] = float("nan")
-
-    reply = answer(Bench(domains, method), role, monkeypatch, spoil)
-    assert reply.error.code == Code.NOT_FINITE
+RAISED = dict.fromkeys((ValueError, KeyError, FeddaError, RecursionError), Code.INTERNAL)
+RAISED |= {DataError: Code.DATA} | dict.fromkeys((MemoryError, torch.OutOfMemoryError), Code.MEMORY)
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ValueError(SECRET), Code.INTERNAL),
-        (KeyError(SECRET), Code.INTERNAL),
-        (FeddaError(SECRET), Code.INTERNAL),
-        (DataError(SECRET), Code.DATA),
-        (MemoryError(SECRET), Code.MEMORY),
-        (torch.OutOfMemoryError(SECRET), Code.MEMORY),
-        (RecursionError(SECRET), Code.INTERNAL),
-    ],
-    ids=lambda v: type(v).__name__,
-)
+@pytest.mark.parametrize(("error", "code"), RAISED.items())
 def test_the_text_of_an_exception_stays_at_the_site(
     domains: list[Node],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    error: Exception,
+    error: type[Exception],
     code: Code,
 ) -> None:
     bench = Bench(domains, "kd3a")
-    reply = answer(bench, "source", monkeypatch, error=error)
+    reply = answer(bench, "source", monkeypatch, error=error(SECRET))
     assert (reply.error.code, reply.error.reason) == (code, code.public)
     assert SECRET not in str(reply) + str(reply.metadata)
     assert SECRET in caplog.text  # the site's own log has the full text
@@ -363,22 +304,18 @@ def test_errors_outside_of_training_quote_no_data_either(
     assert SECRET not in str(reply)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"features": ConfigRecord({"x": 1})},
-        {"task": ConfigRecord({"method": "kd3a"})},
-        {"task": MetricRecord({"x": 1}), "step": ConfigRecord({"round": 1})},
-    ],
-)
-def test_a_site_refuses_a_malformed_request(domains: list[Node], content: dict[str, Any]) -> None:
-    bench = Bench(domains, "kd3a")
-    reply = bench.grid.call(Message(RecordDict(content), 1, "train", ttl=60))
-    assert reply.error.code == Code.WIRE
+MALFORMED: list[dict[str, Any]] = [
+    {"features": ConfigRecord({"x": 1})},
+    {"task": ConfigRecord({"method": "kd3a"})},
+    {"task": MetricRecord({"x": 1}), "step": ConfigRecord({"round": 1})},
+]
 
 
-def test_a_site_refuses_settings_and_arrays_it_does_not_know(domains: list[Node]) -> None:
+def test_a_site_refuses_records_settings_and_arrays_it_does_not_know(domains: list[Node]) -> None:
     bench = Bench(domains, "kd3a")
+    for content in MALFORMED:
+        reply = bench.grid.call(Message(RecordDict(content), 1, "train", ttl=60))
+        assert reply.error.code == Code.WIRE, content
     node = bench.roster.sources[0]
     bench.begin()
     strategy = bench.strategy
@@ -413,18 +350,6 @@ def test_sources_refuse_counts_of_other_sites(domains: list[Node]) -> None:
         assert not bench.grid.call(honest).has_error()
         honest.content["step"]["examples/bert"] = 30.0  # type: ignore[index]
         assert bench.grid.call(honest).error.code == Code.WIRE
-
-
-def test_the_target_has_no_part_in_training_where_only_sources_train(domains: list[Node]) -> None:
-    bench = Bench(domains, "fedavg")
-    request, *_ = bench.begin()
-    assert not bench.grid.call(request).has_error()
-    for part in ("source", "target"):
-        asked = readdressed(request, bench.roster.target.id, part=part)
-        assert bench.grid.call(asked).error.code == Code.WIRE
-
-
-# ---- the heading of a request -------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -508,8 +433,7 @@ def test_tests_and_trainings_have_separate_kinds_of_messages(
     kind: str,
     why: str,
 ) -> None:
-    bench = Bench(domains, "adabn")  # every request of this method contains only the model
-    request = train_request(bench, role) if hop != "test" else asked_to_test(bench)
+    bench, request = asked(domains, role, hop)
     begun.clear()
     assert_refused(bench, readdressed(request, kind=kind), begun)
     assert why in caplog.text
@@ -517,18 +441,20 @@ def test_tests_and_trainings_have_separate_kinds_of_messages(
     assert begun == [hop]
 
 
-def asked_to_test(bench: Bench) -> Message:
-    """Return the first round's test request to the target."""
+def asked(domains: list[Node], role: str, hop: str) -> tuple[Bench, Message]:
+    """A request for a hop of AdaBN, whose every request contains only the model."""
+    bench = Bench(domains, "adabn")
+    if hop != "test":
+        return bench, train_request(bench, role)
     bench.begin()
-    return bench.strategy.test_request()
+    return bench, bench.strategy.test_request()
 
 
 @pytest.mark.parametrize("hop", ["estimate", "test"])
 def test_a_source_refuses_the_part_of_a_target(
     domains: list[Node], begun: list[str], caplog: pytest.LogCaptureFixture, hop: str
 ) -> None:
-    bench = Bench(domains, "adabn")
-    request = train_request(bench, "target") if hop == "estimate" else asked_to_test(bench)
+    bench, request = asked(domains, "target", hop)
     begun.clear()
     for node in bench.roster.sources:
         assert_refused(bench, readdressed(request, node.id), begun)
@@ -540,11 +466,7 @@ def test_a_source_refuses_the_part_of_a_target(
 
 @pytest.mark.parametrize(("method", "part"), [("fedavg", "source"), ("dils", "collaborator")])
 def test_a_target_refuses_a_part_that_needs_labels(
-    domains: list[Node],
-    begun: list[str],
-    caplog: pytest.LogCaptureFixture,
-    method: str,
-    part: str,
+    domains: list[Node], begun: list[str], caplog: pytest.LogCaptureFixture, method: str, part: str
 ) -> None:
     settings = {"dils__pretrain": 1} if method == "dils" else {}
     bench = Bench(domains, method, **settings)
@@ -567,8 +489,6 @@ def test_a_target_accepts_the_part_of_a_collaborator_without_labels(
     bench.grid.call(readdressed(request, bench.roster.target.id))
     assert begun == ["adapt"]
 
-
-# ---- invitations to the exchange ----------------------------------------------------------------
 
 LOOK = wire.Part(wire.Rule(MODEL), wire.Rule(numbers=frozenset({wire.STEPS, wire.SECONDS})))
 
@@ -629,9 +549,6 @@ def test_a_site_refuses_an_invitation_in_a_hop_without_sums(
     assert begun == ["look", "test"]
 
 
-# ---- the server refuses to accept --------------------------------------------------------------
-
-
 def plain_arrays(request: Message, reply: Message) -> Message:
     arrays = ArrayRecord({"model": Array(np.ones(3, np.float32))})
     text = ConfigRecord({"model": "[]"})
@@ -656,6 +573,13 @@ def gradients_instead(request: Message, reply: Message) -> Message:
 
 
 Forged = Callable[[Message, Message], Message]
+NUMBER: dict[str, Any] = {"label-0": 1.0}
+
+
+def numbers(**values: object) -> Forged:
+    return lambda request, reply: changed(request, reply, numbers=values)
+
+
 FORGED: dict[str, tuple[Forged, str]] = {
     "extra array": (
         lambda q, r: changed(q, r, arrays={"features": features((40, 16))}),
@@ -665,31 +589,13 @@ FORGED: dict[str, tuple[Forged, str]] = {
         features_instead,
         r"'(model|atoms)' is not this run's (model|atoms)|no array 'model'",
     ),
-    "other kind": (
-        gradients_instead,
-        r"'(model|atoms)' is of kind gradient|no array 'model'",
-    ),
-    "no array": (
-        lambda q, r: changed(q, r, without=[array_of(r)[0]]),
-        r"sent no (model|atoms)",
-    ),
+    "other kind": (gradients_instead, r"'(model|atoms)' is of kind gradient|no array 'model'"),
+    "no array": (lambda q, r: changed(q, r, without=[array_of(r)[0]]), r"sent no (model|atoms)"),
     "no steps": (lambda q, r: changed(q, r, without=["steps"]), "sent no steps"),
-    "per-sample list": (
-        lambda q, r: changed(q, r, numbers={"steps": [0.25] * 40}),
-        "'steps' must be a single number",
-    ),
-    "unlisted number": (
-        lambda q, r: changed(q, r, numbers={"label-0": 1.0}),
-        "no number 'label-0'",
-    ),
-    "many numbers": (
-        lambda q, r: changed(q, r, numbers={f"focus/{i}": 1.0 for i in range(40)}),
-        "focus/",
-    ),
-    "nan": (
-        lambda q, r: changed(q, r, numbers={"steps": float("nan")}),
-        "steps from .* not finite",
-    ),
+    "per-sample list": (numbers(steps=[0.25] * 40), "'steps' must be a single number"),
+    "unlisted number": (numbers(**NUMBER), "no number 'label-0'"),
+    "many numbers": (numbers(**{f"focus/{i}": 1.0 for i in range(40)}), "focus/"),
+    "nan": (numbers(steps=float("nan")), "steps from .* not finite"),
     "plain arrays": (plain_arrays, "is serialised as 'numpy.ndarray'"),
     "other records": (lambda q, r: raw(q, fitres=ConfigRecord({"x": 1})), "record 'fitres'"),
     "no records": (lambda q, r: raw(q), r"tables \[\]"),
@@ -725,9 +631,6 @@ def test_the_server_refuses_what_is_not_listed(
     Ledger().count(forged, 1, role, "from")  # counting received bytes never fails
 
 
-# ---- every hop goes through both checks ----------------------------------------------------------
-
-
 IN_GATE = {method for method, _ in PARTS}
 CHECKS = pytest.mark.nightly(
     "clients/site/doors.py", "clients/node/bridge.py", "strategies/sites/replies.py"
@@ -743,9 +646,6 @@ def hops() -> Iterator[Any]:
             asked.append(("test", "target"))
             marks = [CHECKS] * (method not in IN_GATE)
             yield from (pytest.param(method, phase.name, *each, marks=marks) for each in asked)
-
-
-NUMBER: dict[str, Any] = {"label-0": 1.0}
 
 
 class Forging(ScriptedGrid):

@@ -114,46 +114,23 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
         yield made
 
 
-# ---- what crosses, field by field ----------------------------------------------------------------
-
 NODE = {"node", "node.node_id"}
 TREE = {"message_object_trees", "message_object_trees.object_id", "message_object_trees.children"}
 TREE |= {f"message_object_trees{'.children' * depth}.object_id" for depth in range(1, 5)}
 TREE |= {f"message_object_trees{'.children' * depth}" for depth in range(1, 5)}
 META = ("run_id", "message_id", "src_node_id", "dst_node_id", "reply_to_message_id", "group_id")
 META += ("ttl", "message_type", "created_at", "src_task_id", "dst_task_id")
-HEAD = {
-    "messages_list",
-    "messages_list.metadata",
-    "messages_list.content",
-    *(f"messages_list.metadata.{m}" for m in META),
-}
-# By path: the types of request and answer, and the fields that each may have.
-FLEET: dict[str, tuple[type[Protobuf], set[str], type[Protobuf], set[str]]] = {
-    "activate-node": (
-        fleet.ActivateNodeRequest,
-        {"public_key", "heartbeat_interval"},
-        fleet.ActivateNodeResponse,
-        {"node_id"},
-    ),
-    "deactivate-node": (
-        fleet.DeactivateNodeRequest,
-        {"node_id"},
-        fleet.DeactivateNodeResponse,
-        set(),
-    ),
+HEAD = {"messages_list", "messages_list.metadata", "messages_list.content"}
+HEAD |= {f"messages_list.metadata.{m}" for m in META}
+# By path: the name of the types, and the fields that a request and its answer may have.
+FLEET: dict[str, tuple[Any, str, set[str], set[str]]] = {
+    "activate-node": (fleet, "ActivateNode", {"public_key", "heartbeat_interval"}, {"node_id"}),
+    "deactivate-node": (fleet, "DeactivateNode", {"node_id"}, set()),
     "send-node-heartbeat": (
-        heartbeat_pb2.SendNodeHeartbeatRequest,
-        NODE | {"heartbeat_interval"},
-        heartbeat_pb2.SendNodeHeartbeatResponse,
-        {"success"},
+        *(heartbeat_pb2, "SendNodeHeartbeat"),
+        *(NODE | {"heartbeat_interval"}, {"success"}),
     ),
-    "pull-messages": (
-        fleet.PullMessagesRequest,
-        NODE,
-        fleet.PullMessagesResponse,
-        HEAD | TREE,
-    ),
+    "pull-messages": (fleet, "PullMessages", NODE, HEAD | TREE),
 }
 HEADERS = {"host", "accept", "accept-encoding", "connection", "user-agent", "content-type"}
 HEADERS |= {"content-length", "flwr-public-key", "flwr-signature", "flwr-timestamp"}
@@ -189,22 +166,21 @@ def test_every_field_of_every_request_and_answer_is_on_the_list(hub: Recorded) -
     for entry in recorder.requests(hub.record):
         name = entry["path"].removeprefix("/v1/fleet/")
         assert name in FLEET, name
-        asked, may_ask, answered, may_answer = FLEET[name]
+        types, kind, may_ask, may_answer = FLEET[name]
         seen.add(name)
         assert set(entry["headers"]) <= HEADERS, set(entry["headers"]) - HEADERS
         assert set(entry["answered"]) <= ANSWERED, set(entry["answered"]) - ANSWERED
         assert entry["headers"]["user-agent"] == "fedda"
         assert entry["headers"]["prefer"] == "wait=25"
         assert float(entry["answered"].get("x-fedda-waited", 0)) < 60
-        more = fields(parsed(asked, entry["body"])) - may_ask
+        more = fields(parsed(getattr(types, f"{kind}Request"), entry["body"])) - may_ask
         assert not more, (name, more)
         if entry["answered"]["content-type"] != "text/plain":  # a sentence why it is refused
-            more = fields(parsed(answered, entry["answer"])) - may_answer
+            answer = parsed(getattr(types, f"{kind}Response"), entry["answer"])
+            more = fields(answer) - may_answer
             assert not more, (name, more)
     assert seen >= set(FLEET) - {"deactivate-node"}
 
-
-# ---- what the messages hold ----------------------------------------------------------------------
 
 HEADING = {"round", "phase", "hop", "part", "final"}
 TASK = {"run", "method", "seed", "rounds", "schedule", "target", "shape", "class-names", "sites"}
@@ -340,9 +316,6 @@ def test_every_frame_of_the_exchange_is_on_the_list(hub: Recorded) -> None:
             assert not values.size
         assert len(data) - values.nbytes < 100
     assert seen["from"] <= {"gradient", "leave"} and seen["to"] <= {"sum"}
-
-
-# ---- what was planted ----------------------------------------------------------------------------
 
 
 def test_no_planted_value_is_in_what_crossed_or_at_the_server(hub: Recorded) -> None:

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from fedda import data
-from fedda.cli.data import app
 from fedda.data.show import contact_sheet
 from fedda.errors import ConfigError, DataError, RunError
+from tests.command_lines import call
 
 RNG = np.random.default_rng(0)
 RED = (255, 0, 0)
@@ -84,12 +83,6 @@ def test_every_image_format_keeps_its_colour(tmp_path: Path, ending: str) -> Non
     folder(tmp_path, {f"red/1.{ending}": RED})
     pixel = data.load_source(tmp_path).x[0, :, 2, 2].int()
     assert (pixel - torch.tensor(RED)).abs().max() <= 3  # JPEG and WebP are lossy
-
-
-def test_class_folders_without_train_are_all_training_data(tmp_path: Path) -> None:
-    folder(tmp_path, {"cat/1.png": 1, "dog/1.png": 2})
-    assert data.load_source(tmp_path).classes == ("cat", "dog")
-    assert data.load_evaluation(tmp_path) is None
 
 
 def test_colour_and_grayscale_in_one_folder_is_colour(tmp_path: Path) -> None:
@@ -174,9 +167,8 @@ def test_align_renumbers_by_name(tmp_path: Path) -> None:
 
 
 def test_describe_counts_and_warns(tmp_path: Path) -> None:
-    folder(
-        tmp_path, {"train/a/1.png": 1, "train/a/2.png": 1, "train/b/1.png": 1, "test/a/1.png": 1}
-    )
+    names = ("train/a/1.png", "train/a/2.png", "train/b/1.png", "test/a/1.png")
+    folder(tmp_path, dict.fromkeys(names, 1))
     for clutter in ("train/Thumbs.db", "train/a/.DS_Store", "train/a/desktop.ini", ".hidden"):
         (tmp_path / clutter).write_text("clutter")
     picture(tmp_path / "train" / ".thumbs" / "1.png")
@@ -333,9 +325,8 @@ def test_damaged_images_are_named(tmp_path: Path, damage: str, size: int) -> Non
     Image.fromarray(RNG.integers(0, 256, (64, 64), dtype=np.uint8)).save(good)
     bad = tmp_path / "a" / "2.png"
     whole = good.read_bytes()
-    bad.write_bytes(
-        {"cut": whole[: len(whole) // 2], "text": b"not a picture", "empty": b""}[damage]
-    )
+    damaged = {"cut": whole[: len(whole) // 2], "text": b"not a picture", "empty": b""}
+    bad.write_bytes(damaged[damage])
     with pytest.raises(DataError, match=r"a/2.png cannot be read as an image .*remove it"):
         data.load_source(tmp_path, size=size, channels=1 if size else 0)
     with pytest.raises(DataError, match=r"a/2.png cannot be read"):
@@ -546,11 +537,8 @@ def test_poison_draws_uniformly_among_the_other_classes_and_repeats() -> None:
     assert (others - 250).abs().max() < 65  # 5 standard deviations of 750 draws of 1/3
     again = data.poison(clean, 100, torch.Generator().manual_seed(0))
     assert torch.equal(bad.y, again.y)
-
-
-def test_poison_refusals() -> None:
     with pytest.raises(ConfigError, match="from 0 to 100"):
-        data.poison(labelled(torch.zeros(3, 1)), 101, torch.Generator())
+        data.poison(clean, 101, torch.Generator())
     with pytest.raises(DataError, match="one class only"):
         data.poison(labelled(torch.zeros(3, 1), classes=1), 50, torch.Generator())
 
@@ -558,23 +546,17 @@ def test_poison_refusals() -> None:
 # Showing the data
 
 
-def test_repr_shows_no_values() -> None:
-    assert repr(labelled(torch.full((2, 5), 7.0))) == "Labelled(2 x (5,))"
-
-
 def test_check_prints_a_table_or_json(tmp_path: Path) -> None:
     folder(tmp_path, {"train/[a]/1.png": 1, "train/b/1.png": RED, "test/b/1.png": 2})
-    shown = CliRunner().invoke(app, ["check", str(tmp_path), "--min-images", "2"])
-    assert shown.exit_code == 0 and "[a]: 1, b: 1" in shown.stdout and "warning:" in shown.stdout
-    words = ["check", str(tmp_path), "--role", "target", "--min-images", "2"]
+    words = ("data", "check", tmp_path, "--min-images", 2)
+    shown = call(*words).stdout
+    assert "[a]: 1, b: 1" in shown and "warning:" in shown
     told = "means over these unlabelled images"
-    assert told in CliRunner().invoke(app, words).stdout and told not in shown.stdout
-    asked = CliRunner().invoke(app, [*words, "--json"])
-    found = json.loads(asked.stdout)
+    assert told in call(*words, "--role", "target").stdout and told not in shown
+    found = json.loads(call(*words, "--role", "target", "--json").stdout)
     assert (found["role"], found["train"], found["test"]) == ("target", 2, 1)
     assert found["shape"] == [3, 4, 4] and found["counts"] == {}
-    failed = CliRunner().invoke(app, ["check", str(tmp_path / "nowhere")])
-    assert failed.exit_code == 1 and failed.output.startswith("error: ")
+    assert call("data", "check", tmp_path / "nowhere", code=1).output.startswith("error: ")
 
 
 @pytest.mark.parametrize("role", ["source", "target"])
@@ -582,14 +564,14 @@ def test_show_writes_a_picture(tmp_path: Path, role: str) -> None:
     folder(tmp_path / "site", {"a/1.png": RED, "b/1.png": 3, "b/2.png": 200})
     picture(tmp_path / "site" / "b" / "3.png", 1, (9, 5))  # of another size
     out = tmp_path / "sheet.png"
-    args = ["show", str(tmp_path / "site"), "--role", role, "--out", str(out), "--per-class", "2"]
-    assert CliRunner().invoke(app, args).exit_code == 0
+    call("data", "show", tmp_path / "site", "--role", role, "--out", out, "--per-class", 2)
     with Image.open(out) as sheet:
         pixels = np.asarray(sheet.convert("RGB")).reshape(-1, 3)
     assert (pixels == RED).all(axis=1).mean() > 0.05
 
 
 def test_show_refuses_vectors_and_places_it_cannot_write(tmp_path: Path) -> None:
+    assert repr(labelled(torch.full((2, 5), 7.0))) == "Labelled(2 x (5,))"  # and no values
     with pytest.raises(DataError, match="no picture to show"):
         contact_sheet(labelled(torch.zeros(3, 5)), tmp_path / "a.png")
     images = labelled(torch.zeros(3, 1, 4, 4, dtype=torch.uint8))

@@ -94,30 +94,25 @@ def hdf5(path: Path, shape: tuple[int, ...], chunks: tuple[int, ...], **more: An
     return file, file.create_dataset("x", shape, dtype="u1", chunks=chunks, **more)
 
 
-def test_chunks_of_nothing_but_zeros_are_refused(tmp_path: Path) -> None:
-    file, x = hdf5(tmp_path / "a.h5", (300, 1024, 1024), (300, 1024, 1024), compression="gzip")
-    x[:, :1, :1] = 1  # allocates the chunk
+LARGE, SMALL, ZEROS = (300, 1024, 1024), (4, 90, 90), "which only zeros can"
+BEYOND = "has a chunk that is not of its size"
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "size", "more", "why"),
+    [
+        (LARGE, LARGE, 1000, {}, ZEROS),
+        (SMALL, LARGE, 1000, {"maxshape": (None,) * 3}, ZEROS),  # the chunk counts
+        *((SMALL, SMALL, 200 * 2**20, {"shuffle": shuffle}, BEYOND) for shuffle in (False, True)),
+    ],
+)
+def test_chunks_of_nothing_but_zeros_or_beyond_their_size_are_refused(
+    tmp_path: Path, shape: Any, chunks: Any, size: int, more: dict[str, Any], why: str
+) -> None:
+    file, x = hdf5(tmp_path / "a.h5", shape, chunks, compression="gzip", **more)
+    x.id.write_direct_chunk((0, 0, 0), zlib.compress(bytes(size)))
     file.close()
-    with peak(50), pytest.raises(DataError, match="which only zeros can"):
-        data.verify(tmp_path / "a.h5", "target")
-
-
-def test_a_chunk_larger_than_its_data_set_counts(tmp_path: Path) -> None:
-    file, x = hdf5(
-        tmp_path / "a.h5", (4, 9, 9), (300, 1024, 1024), maxshape=(None,) * 3, compression="gzip"
-    )
-    x.id.write_direct_chunk((0, 0, 0), zlib.compress(bytes(1000)))
-    file.close()
-    with peak(50), pytest.raises(DataError, match="which only zeros can"):
-        data.verify(tmp_path / "a.h5", "target")
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_chunk_that_inflates_beyond_its_size_is_refused(tmp_path: Path, shuffle: bool) -> None:
-    file, x = hdf5(tmp_path / "a.h5", (4, 90, 90), (4, 90, 90), compression="gzip", shuffle=shuffle)
-    x.id.write_direct_chunk((0, 0, 0), zlib.compress(bytes(200 * 2**20)))
-    file.close()
-    with peak(50), pytest.raises(DataError, match="has a chunk that is not of its size"):
+    with peak(50), pytest.raises(DataError, match=why):
         data.verify(tmp_path / "a.h5", "target")
 
 

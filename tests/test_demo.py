@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.cli.launch import INTERRUPTED
 from tests import forked
+from tests.command_lines import call
 from tests.patience import PATIENCE, wait_until
 from tests.processes import Member, alive, below, kill, marked
 
@@ -35,8 +34,7 @@ def test_the_demo_in_one_round(tmp_path: Path, signal_handlers: None) -> None:
     nothing.start()
     nothing.join()
     before = below(os.getpid())
-    done = CliRunner().invoke(app, command(tmp_path, 1)[3:])
-    assert done.exit_code == 0, done.output
+    done = call(*command(tmp_path, 1)[3:])
     for word in ("FedAvg", "KD3A", "fonts", "traffic.json", "report.html"):
         assert word in done.stdout, done.stdout
     folder = tmp_path / "demo"

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -33,16 +33,11 @@ FILES = ("compose.demo.yml", "compose.server.yml", "compose.client.yml", "compos
 SITES = ("handwritten", "blended", "street", "fonts")
 SITE_FILES = ("ca.crt", "key", "peers", "policy.toml")
 PUBLIC_PORT = 8443
-ENV = {
-    "HUB": "/srv/hub",
-    "RUNS": "/srv/runs",
-    "HOST": "hub.example.org",
-    "ROLE": "target",
-    "NAME": "clinic-a",
-    "DATA": "/data/scans",
-    "CA": "/etc/fedda/ca.crt",
-    "KEY": "/etc/fedda/key",
-}
+# An internal network reaches no other; without an address on the bridge not the host either.
+ALONE = {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
+ENV = {"HUB": "/srv/hub", "RUNS": "/srv/runs", "HOST": "hub.example.org", "ROLE": "target"}
+ENV |= {"NAME": "clinic-a", "DATA": "/data/scans", "CA": "/etc/fedda/ca.crt"}
+ENV |= {"KEY": "/etc/fedda/key"}
 
 
 def substitute(text: str, env: Mapping[str, str] = ENV) -> str:
@@ -98,6 +93,11 @@ def test_commands_are_accepted(file: str, name: str) -> None:
         assert not params["insecure"]
 
 
+def apart_from(moved: Iterable[str], params: Mapping[str, Any]) -> dict[str, Any]:
+    """A command's parameters, without those that every way to start it gives in its own way."""
+    return {name: given for name, given in params.items() if name not in moved}
+
+
 def targets(service: dict[str, Any]) -> dict[Path, bool]:
     """Return where volumes are mounted, and whether read-only."""
     mounts = {}
@@ -114,16 +114,11 @@ def covering(path: Path, mounts: dict[Path, bool]) -> Path:
     return next(mount for mount in mounts if path.is_relative_to(mount))
 
 
-@pytest.mark.parametrize(
-    ("file", "count"),
-    [
-        ("README.md", 28),
-        ("compose.demo.yml", 1),
-        ("compose.server.yml", 1),
-        ("demo-init.sh", 4),
-        ("smoke.sh", 8),
-    ],
-)
+IN_PROSE = {"README.md": 28, "compose.demo.yml": 1, "compose.server.yml": 1}
+IN_PROSE |= {"demo-init.sh": 4, "smoke.sh": 8}
+
+
+@pytest.mark.parametrize(("file", "count"), IN_PROSE.items())
 def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()
     found = list(command_lines(blocks(text) if file.endswith(".md") else text))
@@ -132,27 +127,19 @@ def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
         parse(words)
 
 
-def published(env: Mapping[str, str]) -> dict[tuple[str, str], list[str]]:
-    return {
+def test_only_the_public_port_is_published() -> None:
+    published = {
         (file, name): service["ports"]
         for file in FILES
-        for name, service in services(file, env).items()
+        for name, service in services(file).items()
         if "ports" in service or "expose" in service or service.get("network_mode") == "host"
     }
-
-
-def test_only_the_public_port_is_published() -> None:
-    assert published(ENV) == {("compose.server.yml", "server"): ["8443:8443"]}
+    assert published == {("compose.server.yml", "server"): ["8443:8443"]}
 
 
 def test_demo_sites_reach_only_the_server() -> None:
     demo = yaml.safe_load((DEPLOY / "compose.demo.yml").read_text())
-    # An internal network reaches no other; without an address on the bridge not the host either.
-    alone = {
-        "internal": True,
-        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
-    }
-    assert demo["networks"] == dict.fromkeys(SITES, alone)
+    assert demo["networks"] == dict.fromkeys(SITES, ALONE)
     assert demo["services"]["server"]["networks"] == list(SITES)
     assert demo["services"]["init"]["network_mode"] == "none"
     roles = {}
@@ -229,10 +216,7 @@ def test_a_site_has_no_way_out_but_its_gate() -> None:
     made = file["services"]
     assert made["client"]["networks"] == ["inside"]
     assert made["gate"]["networks"] == ["inside", "outside"]
-    assert file["networks"]["inside"] == {
-        "internal": True,
-        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
-    }
+    assert file["networks"]["inside"] == ALONE
     # The client dials the server by its name, which its certificate has, and meets the gate.
     assert made["client"]["links"] == ["gate:hub.example.org"]
     forward = ["python", "/opt/fedda/gate.py"]
@@ -288,23 +272,20 @@ def test_a_release_asks_for_holes_in_all_that_the_image_installs() -> None:
         assert "- run: make audit" in text and "continue-on-error" not in text
 
 
+GOOD: dict[str, Any] = {"name": "a", "version": "1", "vulns": []}
+BAD = GOOD | {"vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
+UNKNOWN = {"name": "b", "skip_reason": "not found"}
+
+
 @pytest.mark.parametrize(
     ("packages", "code", "said"),
     [
-        ([{"name": "a", "version": "1", "vulns": []}], 0, "No known hole in 1 packages."),
-        (
-            [
-                {"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]},
-                {"name": "b", "skip_reason": "not found"},
-            ],
-            1,
-            "Known holes, 1 in all: CVE-1 in a 1 (mended in 2).",
-        ),
-        ([{"name": "a", "version": "1", "vulns": []}, {"name": "b", "skip_reason": "not found"}],
-         2, "did not answer for 1 of 2 packages"),
+        ([GOOD], 0, "No known hole in 1 packages."),
+        ([BAD, UNKNOWN], 1, "Known holes, 1 in all: CVE-1 in a 1 (mended in 2)."),
+        ([GOOD, UNKNOWN], 2, "did not answer for 1 of 2 packages"),
         ([], 2, "did not answer"),
     ],
-)  # fmt: skip
+)
 def test_a_service_that_does_not_answer_is_no_sign_that_there_are_no_holes(
     packages: list[dict[str, Any]], code: int, said: str
 ) -> None:
@@ -362,14 +343,9 @@ def test_nothing_is_installed_without_hashes_in_the_image_or_a_release() -> None
 @pytest.mark.parametrize("file", FILES[:3])
 def test_docker_compose_accepts_the_file(file: str) -> None:
     def compose(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["docker", "compose", *words],
-            env=os.environ | ENV,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = ["docker", "compose", *words]
+        env = os.environ | ENV
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
     if shutil.which("docker") is None or compose("version").returncode != 0:
         pytest.skip("docker compose is not installed")
@@ -395,9 +371,8 @@ def test_demo_init_makes_everything_once(tmp_path: Path) -> None:
     expected = {f"sites/{name}/{file}" for name in SITES for file in SITE_FILES}
     expected |= {f"sites/{name}/data/data.npz" for name in SITES}
     expected |= {f"hub/nodes/{name}.pub" for name in SITES}
-    expected |= {
-        f"hub/{file}" for file in ("ca.crt", "ca.key", "server.pem", "server.key", "peers")
-    }
+    own = ("ca.crt", "ca.key", "server.pem", "server.key", "peers")
+    expected |= {f"hub/{file}" for file in own}
     assert set(first) == expected
     again = run()
     assert set(again) == expected

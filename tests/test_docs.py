@@ -39,18 +39,19 @@ SITE += ["fedda/contrib"]
 MADE = {ROOT / "docs" / "methods" / f"{name}.md" for name in plugins.own_methods()}
 
 
-def test_no_placeholder_is_left() -> None:
-    for page in PAGES:
-        left = re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", (ROOT / page).read_text())
-        assert not left, page
+def missing(text: str, folder: Path) -> set[Path]:
+    """The files to which a page of a folder links, and which do not exist."""
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    found = {(folder / link).resolve() for link in links}
+    return {file for file in found if not file.exists()} - MADE
 
 
-def test_linked_files_exist() -> None:
+def test_pages_are_whole_and_the_readme_is_short_enough_to_be_read() -> None:
     for path in (ROOT / page for page in PAGES):
-        links = re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
-        found = {(path.parent / link).resolve() for link in links}
-        missing = {file for file in found if not file.exists()} - MADE
-        assert not missing, f"{path} leads to {missing}"
+        text = path.read_text()
+        assert not missing(text, path.parent), path
+        assert not re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", text), path
+    assert len((ROOT / "README.md").read_text().split()) <= 1000
 
 
 def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
@@ -64,10 +65,6 @@ def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
         shown = (ROOT / "docs" / "gallery" / f"{path.stem}.jpg").read_bytes()
         assert base64.b64decode(drawn) == shown and len(shown) < 100_000
         assert f"(gallery/{path.stem}.jpg)" in page and f"gallery/{path.name})" in page
-
-
-def test_the_readme_is_short_enough_to_be_read() -> None:
-    assert len((ROOT / "README.md").read_text().split()) <= 1000
 
 
 def test_the_paper_of_every_method_can_be_cited() -> None:
@@ -96,11 +93,8 @@ def test_named_files_exist() -> None:
     named = {name for page in pages for name in re.findall(inside, page.read_text())}
     assert len(named) > 20
     placeholders = ("x.py", "test_x_maths.py")  # of the page on adding a method
-    missing = [name for name in named if not (ROOT / name).is_file()]
-    assert not [name for name in missing if not name.endswith(placeholders)]
-
-
-# ---- commands ----------------------------------------------------------------------------------
+    gone = [name for name in named if not (ROOT / name).is_file()]
+    assert not [name for name in gone if not name.endswith(placeholders)]
 
 
 def typed(text: str) -> Iterator[list[str]]:
@@ -135,9 +129,6 @@ def test_commands_options_and_settings_exist() -> None:
             overrides(words[2], [b for a, b in pairwise(words) if a == "-c"])
 
 
-# ---- the site ----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def hooks() -> Iterator[Any]:
     """The modules that make pages, which MkDocs imports from their folder."""
@@ -153,6 +144,10 @@ def made(hooks: Any, text: str) -> str:
     return markdown.markdown(text, extensions=["tables", "md_in_html", hooks.Formulas()])
 
 
+def drawing_of(page: str) -> ET.Element:
+    return ET.fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
+
+
 @pytest.mark.parametrize("name", sorted(plugins.own_methods()))
 def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
     text = hooks.page_of(name)
@@ -165,9 +160,12 @@ def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
     assert headings[:4] == wanted
     short = text.partition("## In short")[2].partition("## ")[0]
     assert 4 <= len(re.findall(r"^\d+\. ", short, flags=re.MULTILINE)) <= 10
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    targets = {(ROOT / "docs" / "methods" / link).resolve() for link in links}
-    assert not {file for file in targets if not file.exists()} - MADE
+    assert not missing(text, ROOT / "docs" / "methods")
+    assert text.startswith(f"# {plugins.method(name).title}\n")
+    for crossing in wire_table.of_method(name):
+        assert f"| {crossing.part} | {crossing.when} | {crossing.enters} |" in text
+    for field in plugins.method(name).config.model_fields:
+        assert f"`{name}.{field.replace('_', '-')}" in text
     in_sight = text.partition("## Settings")[2].partition("<details")[0].partition("## ")[0]
     assert len(re.findall(r"^\| `", in_sight, flags=re.MULTILINE)) == 3
 
@@ -176,21 +174,15 @@ def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
 def test_the_picture_of_a_round_has_what_the_contract_says(hooks: Any, name: str) -> None:
     """Each part of each hop that a training with default settings has; no text is cut off."""
     method = plugins.method(name)
-    text = hooks.page_of(name)
-    drawing = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + len("</svg>")])
+    drawing = drawing_of(hooks.page_of(name))
     words = [each.text or "" for each in drawing.iter("text")]
     drawn = [stage.phase for stage in method.schedule(method.config(), 20)]
-    asked = [
-        f"{part}: {hop.replace('_', ' ')}"
-        for phase in drawn
-        for hop, parts in phase.hops.items()
-        for part in parts
-    ]
+    hops = [each for phase in drawn for each in phase.hops.items()]
+    asked = [f"{part}: {hop.replace('_', ' ')}" for hop, parts in hops for part in parts]
+    asked.append("target: test")
     boxes = [box.get("class", "") for box in drawing.iter("rect")]
-    assert len([kind for kind in boxes if kind.startswith("box") and "server" not in kind]) == (
-        len([*asked, "target: test"])
-    )
-    assert not {*asked, "target: test"} - {*words}
+    own = [kind for kind in boxes if kind.startswith("box") and "server" not in kind]
+    assert len(own) == len(asked) and not {*asked} - {*words}
     contracts = [part for phase in drawn for hop in phase.hops.values() for part in hop.values()]
     for rule in (rule for part in contracts for rule in (part.enters, part.leaves)):
         assert not [n for n in (*rule.arrays, *rule.optional) if n not in " ".join(words)]
@@ -214,8 +206,7 @@ def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> Non
 def test_the_decision_tree_asks_what_the_page_asks(hooks: Any) -> None:
     page = (ROOT / "docs" / "which-method.md").read_text()
     asked = re.findall(r"^## (.+\?)$", page, flags=re.MULTILINE)
-    text = hooks.with_tree(page)
-    drawing = ET.fromstring(text[text.index("<svg") : text.index("</svg>") + len("</svg>")])
+    drawing = drawing_of(hooks.with_tree(page))
     words = " ".join(each.text or "" for each in drawing.iter("text"))
     assert len(asked) > 6 and all(question in words for question in asked)
     boxes = [each.get("class") for each in drawing.iter("rect")]
@@ -230,16 +221,6 @@ def test_formulas_are_typeset_and_code_keeps_its_dollars(hooks: Any) -> None:
     assert "<mi>S</mi><mo" in made(hooks, "$S'$"), "a prime is high by itself"
     with pytest.raises(ValueError, match=r"has \\nosuch, which cannot be typeset"):
         made(hooks, "$\\nosuch{x}$")
-
-
-@pytest.mark.parametrize("name", sorted(plugins.own_methods()))
-def test_a_methods_page_has_its_settings_and_what_crosses(hooks: Any, name: str) -> None:
-    text = hooks.page_of(name)
-    assert text.startswith(f"# {plugins.method(name).title}\n")
-    for crossing in wire_table.of_method(name):
-        assert f"| {crossing.part} | {crossing.when} | {crossing.enters} |" in text
-    for field in plugins.method(name).config.model_fields:
-        assert f"`{name}.{field.replace('_', '-')}" in text
 
 
 def test_links_out_of_the_documentation_lead_to_its_pages_or_nowhere(hooks: Any) -> None:
@@ -262,16 +243,11 @@ def test_the_documentation_is_built_and_asks_nobody(tmp_path: Path) -> None:
     drawn = TTFont(tmp_path / "math.woff").getBestCmap() or {}
     assert {ord(sign) for sign in unescape(re.sub(r"<[^>]*>", "", typeset))} <= {*drawn}
     for page in pages:
-        loaded = re.findall(
-            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:", page.read_text()
-        )
-        assert not loaded, page
+        loads = r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?https?:"
+        assert not re.findall(loads, page.read_text()), page
     for name in plugins.own_methods():
         html = (tmp_path / "methods" / name / "index.html").read_text()
         assert "<svg viewBox" in html and '<div class="formula"><math' in html, name
-
-
-# ---- what crosses ------------------------------------------------------------------------------
 
 
 def test_the_pages_are_filled_with_what_crosses_and_the_packages(hooks: Any) -> None:
@@ -292,20 +268,6 @@ def test_optional_content_is_in_brackets() -> None:
     assert dils["target"].leaves.startswith("[`model`]; ")
     assert dils["target"].leaves.endswith("; sums of gradients: `discriminator`")
     assert dils["collaborator"]._replace(part="target") == dils["target"]
-
-
-def test_each_phase_of_a_method_has_its_own_lines() -> None:
-    found = {(c.part, c.when): c for c in wire_table.of_method("dils")}
-    assert set(found) == {
-        ("collaborator", "pretrain: train"),
-        *((part, "adapt") for part in ("collaborator", "target")),
-        ("target", "adapt: take"),  # the last classifier of `cada`
-        *(("target", f"{phase}: test") for phase in ("pretrain", "adapt")),
-    }
-    assert found["target", "pretrain: test"].enters == "`model`"
-    assert found["target", "adapt: test"].enters == "nothing"  # the target tests its own model
-    # Phases with the same test share a line.
-    assert [c.when for c in wire_table.of_method("fdan") if "test" in c.when] == ["test"]
 
 
 def test_the_table_of_exit_codes_has_those_of_the_code() -> None:

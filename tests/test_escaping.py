@@ -18,39 +18,23 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.table import Table
-from typer.testing import CliRunner
 
 from fedda import models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.results.escaping import Output, PlainConsole, cell, echo, outlasting, visible
+from tests.command_lines import call
 from tests.test_fuzz import joined, split
 
 ROOT = Path(__file__).parents[1]
-FORMULAS = (
-    "=1+1",
-    "+1",
-    "-1",
-    "@SUM(1)",
-    "\t=1",
-    "\r=1",
-    "a;=cmd|' /C calc'!A0",
-    "＝1",
-    "=HYPERLINK()",
-)
+FORMULAS = ("=1+1", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "＝1", "a;=cmd|' /C calc'!A0")
 ESCAPES = ("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "a\rb", "\u202egnp", "\x00")
 CNN = ModelConfig(name="digit-cnn")
 
 
 def model(path: Path, **about: Any) -> Path:
     """A model file that says other things of itself."""
-    models.save(
-        path,
-        models.build(CNN, (1, 8, 8), 3, 0),
-        config=CNN,
-        shape=(1, 8, 8),
-        classes=("a", "b", "c"),
-    )
+    made = models.build(CNN, (1, 8, 8), 3, 0)
+    models.save(path, made, config=CNN, shape=(1, 8, 8), classes=("a", "b", "c"))
     header, values = split(path.read_bytes())
     said = json.loads(header["__metadata__"]["fedda"])
     said["config"] |= about.pop("config", {})
@@ -94,9 +78,7 @@ def test_predictions_hold_no_formula_and_no_control_code(tmp_path: Path, to_file
     classes = ["=cmd|'/C calc'!A0", "@SUM(1+1)", "\x1b[2J"]
     file = model(tmp_path / "m.safetensors", classes=classes)
     data = images(tmp_path / "data", "-1.png", "=1.png", "\x1b[2J.png", "+1\n2.png")
-    words = ["predict", str(file), str(data), *(["--out", str(tmp_path / "o")] if to_file else [])]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    done = call("predict", file, data, *(["--out", tmp_path / "o"] if to_file else []))
     text = (tmp_path / "o").read_text() if to_file else done.stdout
     rows = list(csv.reader(io.StringIO(text)))
     assert len(rows) == 5
@@ -109,8 +91,8 @@ def test_a_folder_of_others_does_nothing_to_a_terminal(tmp_path: Path) -> None:
         images(tmp_path / name.replace("/", ""), "1.png", f"{name}.png")
         (tmp_path / name.replace("/", "") / f"{name}.txt").touch()
     images(tmp_path / "b", "1.png", "2.png")
-    for words in (["check", str(tmp_path)], ["check", str(tmp_path / ESCAPES[0])]):
-        done = CliRunner().invoke(app, ["data", *words, "--min-images", "2"])
+    for place in (tmp_path, tmp_path / ESCAPES[0]):
+        done = call("data", "check", place, "--min-images", 2, code=None)
         assert "\x1b" not in done.output and "\x07" not in done.output
 
 
@@ -184,7 +166,7 @@ def test_whatever_a_model_says_of_itself_it_is_used_or_refused(tmp_path: Path, f
             about = json.loads(header["__metadata__"]["fedda"]) | {"config": value}
             text = {"__metadata__": {"fedda": json.dumps(about)}}
             file.write_bytes(joined({**header, **text}, values))
-        done = CliRunner().invoke(app, ["predict", str(file), str(data)])
+        done = call("predict", file, data, code=None)
         assert isinstance(done.exception, SystemExit) or done.exception is None, (field, value)
         sound = field == "new" or (field, value) == ("window", "")
         sound = sound or (field == "version" and isinstance(value, str))
@@ -199,7 +181,5 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     from tests.test_inside import pipe
 
     with pipe(tmp_path / "m.safetensors"):
-        done = CliRunner().invoke(
-            app, ["predict", str(tmp_path / "m.safetensors"), str(images(tmp_path / "data"))]
-        )
-        assert done.exit_code == 1 and "no regular file" in done.stderr
+        done = call("predict", tmp_path / "m.safetensors", images(tmp_path / "data"), code=1)
+        assert "no regular file" in done.stderr

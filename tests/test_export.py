@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fedda import models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.errors import ModelError
 from fedda.models import export
+from tests.command_lines import call
 
 CLASSES = ("cat", "dog", 'Ä, "b"')
 MLP = ModelConfig(name="mlp", hidden="4")
@@ -91,9 +90,6 @@ def test_onnx_gives_the_models_answers(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
-# ---- the check ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("spoil", "word"),
     [
@@ -123,18 +119,9 @@ def test_a_file_with_other_answers_is_deleted_and_the_old_file_stays(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.safetensors"]
 
 
-# ---- the command -------------------------------------------------------------------------------
-
-
-def fedda(*words: object) -> str:
-    done = CliRunner().invoke(app, ["export", *map(str, words)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
 def refused(*words: object) -> str:
-    done = CliRunner().invoke(app, ["export", *map(str, words)])
-    assert done.exit_code == 1 and isinstance(done.exception, SystemExit), done.output
+    done = call("export", *words, code=1)
+    assert isinstance(done.exception, SystemExit), done.output
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     return done.stderr
 
@@ -151,19 +138,13 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("words", "seed"),
-    [
-        ([], 0),
-        (["--seed", 5], 1),
-        (["--method", "fedavg"], 2),
-        (["--method", "fedavg", "--seed", 5], 3),
-        (["--method", "kd3a", "--seed", 4], 0),
-    ],
-    ids=lambda words: " ".join(map(str, words)) if isinstance(words, list) else "",
-)
+CHOICES = {"": 0, "--seed 5": 1, "--method fedavg": 2, "--method fedavg --seed 5": 3}
+CHOICES |= {"--method kd3a --seed 4": 0}
+
+
+@pytest.mark.parametrize(("words", "seed"), CHOICES.items())
 def test_a_runs_trainings_can_be_chosen(
-    run: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], seed: int
+    run: Path, monkeypatch: pytest.MonkeyPatch, words: str, seed: int
 ) -> None:
     asked: list[Path] = []
 
@@ -172,7 +153,8 @@ def test_a_runs_trainings_can_be_chosen(
         return export.Exported(out, 0.0)
 
     monkeypatch.setattr(export, "export", note)
-    assert fedda(run, "--out", "a.onnx", *words).startswith("a.onnx: checked, largest")
+    done = call("export", run, "--out", "a.onnx", *words.split())
+    assert done.stdout.startswith("a.onnx: checked, largest")
     assert asked[0].read_bytes() == saved(run / "expected.safetensors", seed=seed).read_bytes()
 
 

@@ -34,9 +34,6 @@ MLP, SHAPE, CLASSES = ModelConfig(name="mlp", hidden="16"), (1, 8, 8), 4
 WIDTH = 6
 
 
-# ---- three methods -----------------------------------------------------------------------------
-
-
 class Narrow(fedavg.Config):
     """How many features the bottleneck leaves."""
 
@@ -94,21 +91,13 @@ class TwoHeaded(clients.Source):
 
 
 PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
-BOTTLENECK = Method(
-    *("bottleneck", "Bottleneck", Narrow, PHASES),
-    extend=add_bottleneck,
-    extension=lambda options: {"width": options.width},
-)
-MIXING = Method(
-    *("mixing", "Mixing", fedavg.Config, PHASES),
-    extend=mix_statistics,
-    extension=lambda options: {},
-)
-TWO_HEADS = Method(
-    *("two-heads", "Two heads", fedavg.Config, PHASES),
-    extend=add_head,
-    extension=lambda options: {},
-)
+PLAIN: Any = (fedavg.Config, PHASES)
+NONE: Any = lambda options: {}  # noqa: E731
+OF_WIDTH: Any = lambda options: {"width": options.width}  # noqa: E731
+NARROW: Any = ("bottleneck", "Bottleneck", Narrow, PHASES)
+BOTTLENECK = Method(*NARROW, extend=add_bottleneck, extension=OF_WIDTH)
+MIXING = Method("mixing", "Mixing", *PLAIN, extend=mix_statistics, extension=NONE)
+TWO_HEADS = Method("two-heads", "Two heads", *PLAIN, extend=add_head, extension=NONE)
 METHODS = {m.name: m for m in (BOTTLENECK, MIXING, TWO_HEADS)}
 
 # The entries that each method adds to the model.
@@ -160,9 +149,6 @@ def plain_name(name: str, entry: str) -> str:
 every = pytest.mark.parametrize("name", METHODS)
 
 
-# ---- the model ---------------------------------------------------------------------------------
-
-
 @every
 def test_the_same_seed_gives_the_same_weights(add: Install, name: str) -> None:
     def weights(seed: int) -> dict[str, np.ndarray]:
@@ -210,9 +196,6 @@ def test_settings_that_cannot_be_saved_are_refused() -> None:
     with pytest.raises(ModelError, match="plain numbers"):
         Extension("bottleneck", {"width": float("nan")})
     assert Extension("a", {"sizes": (1, 2)}) == Extension("a", {"sizes": [1, 2]})
-
-
-# ---- a run -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -219,8 +219,7 @@ def test_models_are_written_to_files_alone(tmp_path: Path, write: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"a = 1\n", b"\xef\xbb\xbfa = 1\r\n", b"\xff\xfe" + "a = 1\n".encode("utf-16-le")],
+    "content", [b"a = 1\n", b"\xef\xbb\xbfa = 1\r\n", b"\xff\xfe" + "a = 1\n".encode("utf-16-le")]
 )
 def test_texts_of_windows_are_read(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "text"

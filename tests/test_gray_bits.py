@@ -11,6 +11,7 @@ import fedda
 from fedda import data, models
 from fedda.data.samples import DEEP
 from fedda.errors import ConfigError, DataError
+from tests.field.written import tiff
 
 TWELVE = data.Reading(gray_bits=12)
 SCAN = np.array([[0, 8, 9, 2047], [2048, 3000, 4086, 4095]], np.uint16)
@@ -21,20 +22,6 @@ def scans(root: Path, *images: np.ndarray, ending: str = "png") -> Path:
         (root / "train" / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(root / "train" / "ab"[i % 2] / f"{i}.{ending}")
     return root
-
-
-def packed(path: Path, deep: np.ndarray) -> Path:
-    """Write a TIFF that stores two pixels of 12 bits in three bytes, by hand."""
-    bits = "".join(f"{value:012b}" for value in deep.ravel())
-    values = int(bits, 2).to_bytes(len(bits) // 8, "big")
-    entries = [(256, deep.shape[1]), (257, deep.shape[0]), (258, 12), (259, 1), (262, 1)]
-    entries += [(273, 8 + 2 + 12 * 8 + 4), (278, deep.shape[0]), (279, len(values))]
-    ifd = len(entries).to_bytes(2, "little")
-    for tag, value in entries:
-        ifd += b"".join(n.to_bytes(k, "little") for n, k in ((tag, 2), (4, 2), (1, 4), (value, 4)))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"II*\0\x08\0\0\0" + ifd + bytes(4) + values)
-    return path
 
 
 def naive(deep: np.ndarray, bits: int) -> list[list[int]]:
@@ -59,7 +46,8 @@ def test_12_bits_become_8(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_packed_file_says_how_many_bits_it_stores(tmp_path: Path) -> None:
-    packed(tmp_path / "a" / "1.tif", SCAN)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.tif").write_bytes(tiff(SCAN, 12, 1))  # two pixels in three bytes
     with Image.open(tmp_path / "a" / "1.tif") as image:
         assert image.mode in DEEP and np.asarray(image).tolist() == SCAN.tolist()
     found = data.load_source(tmp_path)
@@ -106,12 +94,6 @@ def test_a_set_that_is_almost_black_is_doubted(tmp_path: Path) -> None:
     bright = scans(tmp_path / "bright", SCAN, 2 * SCAN)
     assert not data.verify(bright, "target").warnings
     assert not data.verify(scans(tmp_path / "flat", SCAN.astype(np.uint8)), "target").warnings
-
-
-def test_predictions_read_the_same_scale(tmp_path: Path) -> None:
-    site = scans(tmp_path, SCAN)
-    ((names, examples),) = data.stream(site, (1, 2, 4), 9, reading=TWELVE)
-    assert names == ["train/a/0.png"] and examples.x[0, 0].tolist() == naive(SCAN, 12)
 
 
 def test_a_simulated_run_s_model_reads_as_its_sites_did(tmp_path: Path) -> None:

@@ -144,8 +144,6 @@ def test_strategies_hold_no_module_and_touch_no_disk() -> None:
     assert len(paths) > 20
 
 
-# ---- names of methods --------------------------------------------------------------------------
-
 # Where a module outside fedda/algorithms names a method, and why it may.
 NAMES_METHODS = {
     "fedda/config/__init__.py": "the method of a run that names none",
@@ -175,9 +173,6 @@ def test_the_core_knows_no_method_by_name() -> None:
     core += modules("server", "clients/node", "clients/site")
     assert {name(path) for path in core if named_methods(path)} == {*NAMES_METHODS}
     assert named_methods(ROOT / "clients/kd3a.py")  # so the check above can fail
-
-
-# ---- labels ------------------------------------------------------------------------------------
 
 
 def classes(tree: ast.Module) -> list[ast.ClassDef]:
@@ -290,15 +285,6 @@ def test_training_code_cannot_read_a_sites_notes() -> None:
                 readers.add(name(path))
     assert users == {"clients/base.py", "clients/site/notes.py"}
     assert readers == {"clients/site/before_after.py"}
-
-
-def test_a_targets_data_hold_no_labels() -> None:
-    from dataclasses import fields
-
-    from fedda.data import Labelled, Unlabelled
-
-    assert [f.name for f in fields(Unlabelled)] == ["x"]
-    assert not issubclass(Unlabelled, Labelled)
 
 
 def test_the_search_for_labels_sees_them() -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.cli import app
 from fedda.data import Reading, table
 from fedda.errors import DataError
+from tests.command_lines import call
 
 FOLLOW = Reading(follow_links=True)
 OUT = r"leads out of this folder.*--follow-links"
@@ -52,12 +51,22 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def linked_image(site: Path, out: Path) -> None:
-    (site / "train" / "a" / "9.png").symlink_to(out / "train" / "a" / "0.png")
+Way = Callable[[Path, Path], object]  # from a site's folder out of it
 
 
-def linked_class(site: Path, out: Path) -> None:
-    (site / "train" / "c").symlink_to(out / "train" / "a")
+def linked(own: str, other: str) -> Way:
+    return lambda site, out: (site / own).symlink_to(out / other)
+
+
+def table_of(cell: Callable[[Path], object], before: Way = lambda site, out: None) -> Way:
+    """A table with an image of the site in each row but the last."""
+
+    def make(site: Path, out: Path) -> None:
+        before(site, out)
+        text = f"path,label\ntrain/a/0.png,a\ntrain/b/0.png,b\n{cell(out)},b\n"
+        (site / "manifest.csv").write_text(text)
+
+    return make
 
 
 def linked_train(site: Path, out: Path) -> None:
@@ -71,42 +80,21 @@ def linked_through(site: Path, out: Path) -> None:
     os.symlink("up/train/a/0.png", site / "train" / "a" / "9.png")
 
 
-def linked_test(site: Path, out: Path) -> None:
-    (site / "test").symlink_to(out / "test")
-
-
-def csv(name: str, cell: Callable[[Path], str]) -> Callable[[Path, Path], None]:
-    def make(site: Path, out: Path) -> None:
-        text = f"path,label\ntrain/a/0.png,a\ntrain/b/0.png,b\n{cell(out)},b\n"
-        (site / "manifest.csv").write_text(text)
-
-    make.__name__ = name
-    return make
-
-
-def linked_manifest(site: Path, out: Path) -> None:
-    for name in ("a", "b"):
-        picture(site / "train" / name / "1.png")
-    (site / "manifest.csv").symlink_to(out / "table.csv")
-
-
-def linked_npz(site: Path, out: Path) -> None:
-    (site / "x.npz").symlink_to(out / "x.npz")
-
-
-def linked_in_table(site: Path, out: Path) -> None:
-    linked_image(site, out)
-    csv("", lambda _: "train/a/9.png")(site, out)
-
-
-WAYS = (
-    *(linked_image, linked_class, linked_train, linked_through, linked_test, linked_manifest),
-    *(linked_npz, linked_in_table),
-    csv("up", lambda _: "../elsewhere/train/a/0.png"),
-    csv("up_in_the_middle", lambda _: "train/../../elsewhere/train/a/0.png"),
-    csv("absolute", lambda out: str(out / "train" / "a" / "0.png")),
-    csv("not_there", lambda _: "../nobody/knows.png"),
-)
+IMAGE = linked("train/a/9.png", "train/a/0.png")
+WAYS: dict[str, Way] = {
+    "image": IMAGE,
+    "class": linked("train/c", "train/a"),
+    "train": linked_train,
+    "through": linked_through,
+    "test": linked("test", "test"),
+    "manifest": linked("manifest.csv", "table.csv"),
+    "npz": linked("x.npz", "x.npz"),
+    "in a table": table_of(lambda _: "train/a/9.png", IMAGE),
+    "up": table_of(lambda _: "../elsewhere/train/a/0.png"),
+    "up in the middle": table_of(lambda _: "train/../../elsewhere/train/a/0.png"),
+    "absolute": table_of(lambda out: out / "train" / "a" / "0.png"),
+    "not there": table_of(lambda _: "../nobody/knows.png"),
+}
 
 
 def uses(site: Path, reading: Reading) -> dict[str, Callable[[], object]]:
@@ -123,24 +111,18 @@ def uses(site: Path, reading: Reading) -> dict[str, Callable[[], object]]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS)
 def test_nothing_leads_out_of_the_folder_unless_the_site_says_so(
-    site: Path, elsewhere: Path, way: Callable[[Path, Path], None]
+    site: Path, elsewhere: Path, way: str
 ) -> None:
-    way(site, elsewhere)
-    refused = {
-        name: use
-        for name, use in uses(site, Reading()).items()
-        # Training images are no business of a test, nor tests of a training, where they are apart.
-        if name not in ("site", "tests") and (way is not linked_test or name != "digests")
-    }
-    if way is linked_test:
-        refused = {name: refused[name] for name in ("source", "describe", "verify", "stream")}
-    for name, use in refused.items():
+    WAYS[way](site, elsewhere)
+    # Training images are no business of a test, nor tests of a training, where they are apart.
+    readers = {"source", "describe", "verify", "stream"}
+    for name in readers if way == "test" else readers | {"target", "digests"}:
         with pytest.raises(DataError, match=OUT) as found:
-            use()
+            uses(site, Reading())[name]()
         assert str(site.parent / "elsewhere") not in str(found.value).split(" leads")[0], name
-    if way.__name__ == "not_there":
+    if way == "not there":
         return
     for use in uses(site, FOLLOW).values():
         use()
@@ -267,7 +249,7 @@ def test_virtual_data_sets_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_table_is_cut_within_its_folder(site: Path, elsewhere: Path, tmp_path: Path) -> None:
-    csv("up", lambda _: "../elsewhere/train/a/1.png")(site, elsewhere)
+    table_of(lambda _: "../elsewhere/train/a/1.png")(site, elsewhere)
     text = (site / "manifest.csv").read_text().replace("label", "label,domain").splitlines()
     lines = [text[0], *(f"{line},one" for line in text[1:])]
     (site / "manifest.csv").write_text("\n".join(lines))
@@ -285,8 +267,7 @@ def test_a_table_is_cut_within_its_folder(site: Path, elsewhere: Path, tmp_path:
 
 
 def test_commands_follow_links_by_their_option_alone(site: Path, elsewhere: Path) -> None:
-    linked_image(site, elsewhere)
-    words = ["data", "check", str(site), "--min-images", "2"]
-    found = CliRunner().invoke(app, words, env={"COLUMNS": "400"})
-    assert found.exit_code == 1 and "train/a/9.png in" in found.stderr
-    assert CliRunner().invoke(app, [*words, "--follow-links"]).exit_code == 0
+    IMAGE(site, elsewhere)
+    words = ("data", "check", site, "--min-images", 2)
+    assert "train/a/9.png in" in call(*words, code=1, columns=400).stderr
+    call(*words, "--follow-links")

@@ -12,12 +12,10 @@ from typing import Any
 import click
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from fedda.cli import app
-from fedda.cli.as_json import print_json
 from fedda.ops import certificate, chain, keys
-from tests.command_lines import below
+from tests.command_lines import below, call
 from tests.local_grid import Node
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
@@ -56,14 +54,12 @@ def test_the_page_names_every_command_with_json() -> None:
 
 
 def printed(*words: object) -> dict[str, Any]:
-    result = CliRunner().invoke(app, [*map(str, words), "--json"])
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(call(*words, "--json").stdout)
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
-    assert CliRunner().invoke(app, ["policy", "init", str(tmp_path / "p.toml")]).exit_code == 0
+    call("policy", "init", tmp_path / "p.toml")
     return tmp_path / "p.toml"
 
 
@@ -88,8 +84,7 @@ def test_a_policy_its_budgets_and_its_log(policy: Path, tmp_path: Path) -> None:
     found = printed("policy", "log", "--state-dir", tmp_path, "--last", "2")
     assert set(found) == documented()["policy log"]
     assert [entry["number"] for entry in found["entries"]] == [1, 2]
-    both = ["policy", "log", "--state-dir", str(tmp_path), "--verify", "--json"]
-    assert CliRunner().invoke(app, both).exit_code == 1
+    call("policy", "log", "--state-dir", tmp_path, "--verify", "--json", code=1)
 
 
 def test_keys(tmp_path: Path) -> None:
@@ -106,13 +101,6 @@ def test_a_look(domains: list[Node], tmp_path: Path) -> None:
     assert set(found) == documented()["look"]
     assert found == json.loads((tmp_path / "look" / "look.json").read_text())
 
-
-def test_nothing_else_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"a": [1]})
-    assert json.loads(capsys.readouterr().out) == {"a": [1]}
-
-
-# ---- completion ----------------------------------------------------------------------------------
 
 COMPLETES = """
 import sys

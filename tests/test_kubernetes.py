@@ -6,21 +6,9 @@ Checked against the schemas of the Kubernetes API. None of it runs on a cluster.
 import kubernetes_validate
 import pytest
 
-from tests.rendered import (
-    FOLDERS,
-    PORTS,
-    containers,
-    find,
-    matches,
-    of_kind,
-    rendered,
-    workloads,
-)
+from tests.rendered import FOLDERS, PORTS, containers, find, matches, of_kind, rendered, workloads
 
 VERSIONS = ("1.29", "1.37")  # the oldest that README names, and the newest known
-
-
-# ---- the API -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -63,9 +51,6 @@ def test_selectors_names_and_volumes_are_those_that_exist(folder: str) -> None:
                 find(folder, "PersistentVolumeClaim", space, name)
             if "secret" in volume:
                 assert volume["secret"] == {"secretName": "keys", "defaultMode": 0o440}
-
-
-# ---- confinement -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

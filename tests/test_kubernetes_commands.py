@@ -11,9 +11,8 @@ import pytest
 from fedda.ops import certificate, keys
 from tests.command_lines import parse
 from tests.rendered import FOLDERS, ROOT, Object, words, workloads
-from tests.test_deploy import SITES, services
-
-# ---- commands ----------------------------------------------------------------------------------
+from tests.test_deploy import SITES, apart_from, services
+from tests.test_packaging import tree
 
 
 def mounts(container: Object) -> dict[Path, bool]:
@@ -39,9 +38,7 @@ def test_commands_are_accepted_and_are_those_of_compose(folder: str) -> None:
         line = words(folder, space, container)
         params, like = parse(line), parse(compose[line[0]])
         own = moved if line[0] == "fedda-client" else set()
-        assert {k: v for k, v in params.items() if k not in own} == {
-            k: v for k, v in like.items() if k not in own
-        }
+        assert apart_from(own, params) == apart_from(own, like)
         for name, given in params.items():
             if isinstance(given, Path):
                 writable = name in ("directory", "traffic", "state_dir")
@@ -53,8 +50,6 @@ def test_commands_are_accepted_and_are_those_of_compose(folder: str) -> None:
                 Path("/keys/peers") if folder == "overlays/demo" else None,
             )
 
-
-# ---- keys --------------------------------------------------------------------------------------
 
 KUBECTL = """#!/bin/sh
 # Stands in for kubectl: runs a command of the server's pod here, and keeps secrets in folders.
@@ -82,23 +77,15 @@ def test_the_demos_keys_reach_each_site_and_leave_the_server(tmp_path: Path) -> 
     tool.parent.mkdir()
     tool.write_text(KUBECTL)
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    env = os.environ | {
-        "ROOT": str(tmp_path),
-        "PYTHON": sys.executable,
-        "PATH": f"{tool.parent}:{os.environ['PATH']}",
-    }
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    env = os.environ | {"ROOT": str(tmp_path), "PYTHON": sys.executable, "PATH": path}
     certificate.init(tmp_path / "hub", ["server.fedda-demo.svc"])
 
     def run() -> dict[str, bytes]:
         script = ["sh", str(ROOT / "overlays" / "demo" / "keys.sh")]
-        done = subprocess.run(
-            script, env=env, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stderr
-        folder = tmp_path / "secrets"
-        return {
-            str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()
-        }
+        return tree(tmp_path / "secrets")
 
     made = run()
     files = ("ca.crt", "key", "peers")

@@ -214,19 +214,11 @@ def test_a_table_takes_its_matrix_and_little_more(tmp_path: Path, name: str) -> 
     for place, times in (("small", 1), ("large", many)):
         (tmp_path / place).mkdir()
         found = {f"c{i}": x[:, i].tolist() * times for i in range(d)}
-        WRITERS[name](
-            tmp_path / place / name, found | {"label": ["ill", "well"] * (block // 2) * times}
-        )
+        found["label"] = ["ill", "well"] * (block // 2) * times
+        WRITERS[name](tmp_path / place / name, found)
     files = [str(tmp_path / place / name) for place in ("small", "large")]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *files, str(4 * many * block * d)],
-        env={"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"} | _paths(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    env = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", CHILD, *files, str(4 * many * block * d)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0 and done.stdout.endswith("bounded\n"), done.stderr
-
-
-def _paths() -> dict[str, str]:
-    return {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -6,8 +6,6 @@ import logging
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import nn
 import fedda
 from clients import fedavg
 from fedda import plugins
-from fedda.cli import app
+from fedda.cli.predict import table
 from fedda.data import naming
 from fedda.errors import (
     ConfigError,
@@ -34,21 +32,15 @@ from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of
 from fedda.settings import as_arguments
+from tests.command_lines import call
 from tests.patience import PATIENCE
+from tests.test_imports import loaded
 from tests.test_run import timeless
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = [ROOT / "examples" / "library.ipynb", *(ROOT / "examples/gallery").glob("*.ipynb")]
-FEW: dict[str, Any] = {
-    "rounds": 2,
-    "input_size": 8,
-    "model_name": "mlp",
-    "model_hidden": "16",
-    "model_dropout": 0.0,
-    "train_batch_size": 10,
-    "train_steps": 0,
-    "quiet": True,
-}
+FEW: dict[str, Any] = {"rounds": 2, "input_size": 8, "model_name": "mlp", "model_hidden": "16"}
+FEW |= {"model_dropout": 0.0, "train_batch_size": 10, "train_steps": 0, "quiet": True}
 WORDS = ["-c", "rounds=2", "-c", "input.size=8", "-c", "model.name=mlp", "-c", "model.hidden=16"]
 WORDS += ["-c", "train.batch-size=10", "-c", "train.steps=0", "-c", "model.dropout=0"]
 
@@ -89,19 +81,13 @@ def same(one: Results, other: Any) -> None:
     assert timeless(one.raw) == timeless(other)
 
 
-# ---- the numbers of the command line -----------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_run_gives_the_numbers_of_the_command_line_to_the_last_bit(
     folder: Path, tmp_path: Path, signal_handlers: None
 ) -> None:
     """In one process, twice in a row, on the folder and on the same arrays."""
-    from typer.testing import CliRunner
-
-    words = ["run", "kd3a", "--simulate", folder, "--target", "t", "--dir", tmp_path / "runs"]
-    done = CliRunner().invoke(app, [*map(str, words), *WORDS])
-    assert done.exit_code == 0, done.output
+    words = ("--simulate", folder, "--target", "t", "--dir", tmp_path / "runs")
+    call("run", "kd3a", *words, *WORDS)
     theirs = json.loads((tmp_path / "runs" / "kd3a" / "results.json").read_text())
     model = (tmp_path / "runs" / "kd3a" / "model.safetensors").read_bytes()
     for data in (folder, sites()):
@@ -165,9 +151,6 @@ def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedd
         fedda.compare({**sites(), "a": site(9)}, ["kd3a"], "t", dir=tmp_path / "c", **FEW)
 
 
-# ---- nothing left behind -----------------------------------------------------------------------
-
-
 def state() -> dict[str, Any]:
     """What a program can see of this process's settings."""
     loggers = {
@@ -219,14 +202,9 @@ def test_a_temporary_folder_goes_with_its_run(tmp_path: Path, monkeypatch: Any) 
 
 @pytest.mark.slow
 def test_importing_fedda_loads_next_to_nothing() -> None:
-    code = "import sys, fedda; dir(fedda); fedda.__all__; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    loaded = set(done.stdout.split())
-    assert "fedda.halves" in loaded, done.stderr
-    assert not loaded & {"torch", "numpy", "flwr", "pydantic", "typer", "fedda.library", "server"}
-
-
-# ---- settings ----------------------------------------------------------------------------------
+    found = loaded("fedda; dir(fedda); fedda.__all__")
+    assert "fedda.halves" in found
+    assert not found & {"torch", "numpy", "flwr", "pydantic", "typer", "fedda.library", "server"}
 
 
 @pytest.mark.parametrize(
@@ -246,9 +224,6 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
 def test_wrong_arguments_are_refused_in_a_sentence(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         fedda.simulate(sites(), target="t", **{**FEW, **given})
-
-
-# ---- data --------------------------------------------------------------------------------------
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -360,9 +335,6 @@ def test_options_of_a_command_line_become_arguments() -> None:
         assert found in as_arguments(text)
 
 
-# ---- networks ----------------------------------------------------------------------------------
-
-
 def small(shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(int(np.prod(shape)), 16), nn.BatchNorm1d(16), nn.ReLU()
@@ -420,10 +392,8 @@ def test_a_network_with_tied_weights_is_kept_and_goes_on(
         assert np.array_equal(model.probabilities(x), p)
     named = dict(run.model.network.named_parameters())
     assert "encoder.b.weight" not in named, "they are tied still"
-    right = np.mean(
-        [int(name) == label for name, label in zip(run.model.predict(x), y, strict=True)]
-    )
-    assert right == pytest.approx(run.results.accuracy)
+    right = np.array(run.model.predict(x)) == y.astype(str)
+    assert right.mean() == pytest.approx(run.results.accuracy)
     other = fedda.simulate(sites(), **{**given, "method": "feddadil", "rounds": 2})
     assert other.results.accuracy is not None  # its target keeps the encoder in a file of its own
 
@@ -456,9 +426,6 @@ def test_networks_that_cannot_be_used_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(error, match=text):
         fedda.simulate(sites(), target="t", network=network, **own(**changes))
-
-
-# ---- failures of a method's own code ------------------------------------------------------------
 
 
 def fails(client: Any) -> Any:
@@ -497,12 +464,7 @@ def test_a_failure_of_a_site_comes_with_the_run_s_error(
     assert len(whole) == 2 * traces, "each site's once, of three tries"
 
 
-# ---- results -----------------------------------------------------------------------------------
-
-
 def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:
-    from fedda.cli.predict import table
-
     _, *rows = table(finished.folder / "model.safetensors", folder / "a.npz", 7, "cpu")
     x = site(1)[0]
     for given in (x, torch.from_numpy(x)[:, None], x / 255, folder / "a.npz"):
@@ -524,16 +486,10 @@ def test_the_model_of_one_training(finished: fedda.Run) -> None:
 
 
 def test_a_model_that_stayed_at_its_target_is_found_there() -> None:
-    few = {**FEW, "rounds": 2}
-    run = fedda.simulate(sites(), target="t", method="shot", **few)
+    run = fedda.simulate(sites(), target="t", method="shot", **FEW)
     assert "adapted" in run.results.raw["trainings"]["shot"][0]
-    x = site(5)[0]
-    assert not np.array_equal(
-        run.model.probabilities(x), run.model_of(method="fedavg").probabilities(x)
-    )
-
-
-# ---- documentation -----------------------------------------------------------------------------
+    x, plain = site(5)[0], run.model_of(method="fedavg")
+    assert not np.array_equal(run.model.probabilities(x), plain.probabilities(x))
 
 
 @pytest.mark.nightly("docs/library.md", "fedda/__init__.py", "fedda/library")

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,12 @@ import pytest
 import torch
 from flwr.app import Message
 from PIL import Image
-from typer.testing import CliRunner
 
 from clients.policy import describe
 from clients.policy.rules import Policy
 from clients.site import site_statistics
 from clients.site.memory import Site, resident
 from fedda import records
-from fedda.cli import app
 from fedda.config.inputs import scales_of
 from fedda.errors import Code, FeddaError, QuorumError, WireError
 from fedda.look.account import Account
@@ -33,7 +32,7 @@ from fedda.wire import LOOK_TABLE, packing
 from fedda.wire.packing import Kind
 from server import looking
 from server.journal import Journal
-from tests.command_lines import parse
+from tests.command_lines import call, parse
 from tests.federation import Federation
 from tests.local_grid import Node, ScriptedGrid
 from tests.processes import leaving_nothing
@@ -105,9 +104,6 @@ class Looked:
         return next(s for s in self.seen["sites"] if s["name"] == name)
 
 
-# ---- formulas ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("n", [64, 300])
 def test_a_column_is_its_naive_twin_s_rounded(n: int) -> None:
     values = np.random.default_rng(n).gamma(2, 3, n)
@@ -167,23 +163,12 @@ def test_drift_is_its_naive_twin_s() -> None:
     assert summaries.drift([two, two], [unit, one]) == 0
 
 
-# ---- what may leave ------------------------------------------------------------------------------
+FRESH = Policy.model_validate(tomllib.loads(describe.FRESH)).model_dump_json(by_alias=True)
+MORE = '{"leaving": {"statistics": true}}'
 
 
-@pytest.mark.parametrize(
-    "policy",
-    [
-        {},
-        {"policy": ""},
-        {"policy": "{}"},
-        {"policy": '{"leaving": {"statistics": true}}'},
-        {"policy": "FRESH"},
-    ],
-)
+@pytest.mark.parametrize("policy", [{}, *({"policy": text} for text in ("", "{}", MORE, FRESH))])
 def test_no_site_tells_unless_its_policy_says_so(tmp_path: Path, policy: dict[str, str]) -> None:
-    if policy.get("policy") == "FRESH":
-        (tmp_path / "policy.toml").write_text(describe.FRESH)
-        policy = {"policy": Policy.read(tmp_path / "policy.toml").model_dump_json(by_alias=True)}
     silent = site(tmp_path, "carl", rows(200), labels(200))
     del silent["policy"]
     made = Looked([*two(tmp_path), silent | policy], tmp_path)
@@ -259,22 +244,14 @@ def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
         assert {n: set(t) for n, t in tables.items()} == {"look": {*LOOK_TABLE}}
 
 
-def test_a_site_s_own_minimum_holds(tmp_path: Path) -> None:
-    nodes = two(tmp_path)
-    nodes[0]["min-images"] = 201
-    made = Looked(nodes, tmp_path, "first")
-    assert made.told("anna")["arrays"] == {} and made.told("town")["arrays"]
-
-
 def test_few_examples_tell_no_statistics(tmp_path: Path) -> None:
     nodes = [*two(tmp_path), site(tmp_path, "vill", rows(63)), site(tmp_path, "tiny", rows(9))]
+    nodes[0]["min-images"] = 201  # the site's own minimum
     made = Looked(nodes, tmp_path)
+    assert made.told("anna")["arrays"] == {} and made.told("town")["arrays"]
     assert made.told("vill")["arrays"] == {} and made.told("vill")["examples"] == 60
     assert made.told("tiny")["examples"] == 0
     assert "fewer than 10 examples" in made.seen["text"]
-
-
-# ---- two looks -----------------------------------------------------------------------------------
 
 
 def test_a_site_tells_once_unless_its_policy_gives_more(tmp_path: Path) -> None:
@@ -370,20 +347,12 @@ def test_looks_are_booked_and_audited(tmp_path: Path) -> None:
     assert second.seen["refused"] == {"carl": Code.BUDGET.public}
     log = chain.check(tmp_path / "state" / "carl" / "audit.jsonl").entries
     events = [(e["event"], e.get("run"), e.get("code")) for e in log]
-    assert events == [
-        ("received", "first", None),
-        ("answered", "first", None),
-        ("received", "second", None),
-        ("refused", "second", "BUDGET"),
-    ]
+    assert events[:2] == [("received", "first", None), ("answered", "first", None)]
+    assert events[2:] == [("received", "second", None), ("refused", "second", "BUDGET")]
     assert log[1]["arrays"][0]["kind"] == "statistics" and "classes" in log[1]["numbers"]
     assert log[1]["sha256"] == records.digest(first.replies()["carl"])
-    assert set(first.seen["bytes"]) == {f"{w} site scalars" for w in ("from", "to")} | {
-        "from site statistics"
-    }
-
-
-# ---- what comes in -------------------------------------------------------------------------------
+    counted = {"from site scalars", "to site scalars", "from site statistics"}
+    assert set(first.seen["bytes"]) == counted
 
 
 @pytest.mark.parametrize(
@@ -411,28 +380,15 @@ def honest(tmp_path: Path) -> tuple[dict[str, Any], dict[str, packing.Packed]]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"role": "master"},
-        {"name": "a/b"},
-        {"kind": "audio"},
-        {"shape": [3, 3, 3]},
-        {"shape": [4]},
-        {"shape": [0]},
-        {"shape": [2**20 + 1]},
+        *({"role": "master"}, {"name": "a/b"}, {"kind": "audio"}, {"more": 1}),
+        *({"shape": shape} for shape in ([3, 3, 3], [4], [0], [2**20 + 1], ["3"])),
         {"kind": "image", "shape": [10**9, 1, 1]},
-        {"columns": ["a", "a", "b"]},
-        {"columns": ["a\nb", "b", "c"]},
-        {"columns": ["a", "b", "c" * 20_000]},
-        {"shape": ["3"]},
-        {"examples": 203},
-        {"examples": -10},
-        {"examples": True},
+        *({"columns": [*names, "c"]} for names in (["a", "a"], ["a\nb", "b"], ["a" * 20_000, "b"])),
+        *({"examples": examples} for examples in (203, -10, True)),
         {"classes": ["a"], "counts": [10]},
-        {"role": "source", "classes": ["a"], "counts": [13]},
-        {"role": "source", "classes": ["a"], "counts": [0]},
+        *({"role": "source", "classes": ["a"], "counts": counts} for counts in ([13], [0], [])),
         {"role": "source", "classes": ["a", "a"], "counts": [10, 10]},
-        {"role": "source", "classes": ["a"], "counts": []},
         {"role": "source", "classes": ["\x1b[2J"], "counts": [10]},
-        {"more": 1},
     ],
 )
 def test_the_server_refuses_what_no_site_may_tell(
@@ -489,13 +445,8 @@ def test_the_classes_of_a_site_are_added_once_and_not_for_each_class() -> None:
 
 
 def test_two_sites_of_one_name_are_named(tmp_path: Path) -> None:
-    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99))]
-    nodes[2]["name"] = "anna"
-    made = Looked(nodes, tmp_path)
-    assert len(made.seen["sites"]) == 2
-
-
-# ---- what follows --------------------------------------------------------------------------------
+    nodes = [*two(tmp_path), site(tmp_path, "carl", rows(99), labels(99)) | {"name": "anna"}]
+    assert len(Looked(nodes, tmp_path).seen["sites"]) == 2
 
 
 def tells(name: str, x: np.ndarray, **more: Any) -> Account:
@@ -545,20 +496,12 @@ def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str
     assert " ".join(compared(told)["settings"]) == wanted
 
 
-# ---- the command ---------------------------------------------------------------------------------
-
-
-def call(*words: object) -> Any:
-    return CliRunner().invoke(app, ["look", *map(str, words)])
-
-
 def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
     root, out = tmp_path / "clinics", tmp_path / "out"
     site(root, "anna", rows(200), labels(200))
     site(root, "bert<b>", rows(200, seed=2), labels(200))
     site(root, "town", rows(200, seed=1))
-    done = call("--data", root, "--target", "town", "--out", out)
-    assert done.exit_code == 0, done.output
+    done = call("look", "--data", root, "--target", "town", "--out", out)
     seen = json.loads((out / "look.json").read_text())
     assert len(seen["sites"]) == 3 and seen["refused"] == {} and seen["target"] == "town"
     assert seen["text"] in done.output.replace("\n", " ") or seen["text"] in done.output
@@ -596,12 +539,12 @@ def test_what_it_says_to_type_runs_as_it_stands(
     table = root / "bert.csv"
     table.write_text(table.read_text().replace("label", "outcome", 1))
     (root / "notes.csv").write_text("nothing")
-    done = call("--data", "my sites", "--target", "town", "--columns", "bert:label=outcome")
+    words = ("--target", "town", "--columns", "bert:label=outcome")
+    done = call("look", "--data", "my sites", *words)
     assert "notes.csv" in done.output and "has a number in sex at anna" in done.output
     typed = next_line(done.output)
     assert "input.categories=sex=female|male|other" in typed
-    run = CliRunner().invoke(app, [*typed[1:], "--rounds", "1"])
-    assert run.exit_code == 0, run.output
+    call(*typed[1:], "--rounds", 1)
 
 
 def test_values_that_sites_write_in_other_ways_are_to_be_decided(
@@ -609,11 +552,10 @@ def test_values_that_sites_write_in_other_ways_are_to_be_decided(
 ) -> None:
     """The table leaves out a column of texts, which has neither a range nor gaps."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
     for name, sex in {"anna": "F M", "bert": "F M", "carl": "male female"}.items():
         patients(tmp_path / "sites", name, sex)
     patients(tmp_path / "sites", "town", "F M", label=False)
-    output = call("--data", "sites", "--target", "town").output
+    output = call("look", "--data", "sites", "--target", "town", columns=200).output
     assert "sex has F, M at anna, bert, town, and female, male at carl, none in common" in output
     assert next_line(output)[-1] == "input.categories=sex=..."
     (row,) = (line for line in output.splitlines() if line.split()[:1] == ["carl"])
@@ -646,10 +588,9 @@ def test_what_it_says_to_type_leaves_out_what_cannot_be_read(
             Image.fromarray(x).save(folder / f"{i}.png")
     whole = (root / "odd" / "a" / "0.png").read_bytes()
     (root / "odd" / "a" / "0.png").write_bytes(whole[:200])
-    typed = next_line(call("--data", root, "--target", "town").output)
+    typed = next_line(call("look", "--data", root, "--target", "town").output)
     assert "run.sources=anna,bert" in typed
-    run = CliRunner().invoke(app, [*typed[1:], "--rounds", "1"])
-    assert run.exit_code == 0 and "odd" not in run.output, run.output
+    assert "odd" not in call(*typed[1:], "--rounds", 1).output
 
 
 def test_it_says_what_a_run_would_end_with_and_nothing_to_type(
@@ -659,9 +600,9 @@ def test_it_says_what_a_run_would_end_with_and_nothing_to_type(
     patients(tmp_path / "sites", "anna", "1 2")
     patients(tmp_path / "sites", "bert", "x x")
     patients(tmp_path / "sites", "town", "1 2", label=False)
-    done = call("--data", "sites", "--target", "town", "--json")
-    assert json.loads(done.stdout)["settings"] == []
-    done = call("--data", "sites", "--target", "town", "--out", "again")
+    words = ("look", "--data", "sites", "--target", "town")
+    assert json.loads(call(*words, "--json").stdout)["settings"] == []
+    done = call(*words, "--out", "again")
     assert "A run would fail: " in done.output and "next: " not in done.output
 
 
@@ -673,26 +614,21 @@ def test_it_says_what_a_run_would_end_with_and_nothing_to_type(
         (["--data", "two", "--target", "nowhere"], "no site 'nowhere'"),
         (["--server", "hub", "--target", "town"], "--target is for simulated sites"),
         (["--server", "hub"], "No server runs from"),
+        (None, "fedda look"),
     ],
 )
 def test_errors_are_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str] | None, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     site(tmp_path / "one", "anna", rows(99), labels(99))
     two(tmp_path / "two")
-    done = call(*words, "--out", "out")
-    assert done.exit_code == 1 and said in done.output.replace("\n", " "), done.output
-
-
-def test_a_setting_cannot_make_a_training_of_it(tmp_path: Path) -> None:
-    two(tmp_path / "two")
-    words = ["run", "kd3a", "--simulate", str(tmp_path / "two"), "--target", "town"]
-    done = CliRunner().invoke(app, [*words, "-c", "run.look=true"])
-    assert done.exit_code == 1 and "fedda look" in done.output
-
-
-# ---- over processes ------------------------------------------------------------------------------
+    if words is None:  # a setting cannot make a training of it
+        data = ("--simulate", "two", "--target", "town")
+        done = call("run", "kd3a", *data, "-c", "run.look=true", code=1)
+    else:
+        done = call("look", *words, "--out", "out", code=1)
+    assert said in done.output.replace("\n", " "), done.output
 
 
 @pytest.fixture
@@ -707,14 +643,11 @@ def hub(tmp_path: Path) -> Iterator[Federation]:
 @pytest.mark.nightly("fedda/look", "fedda/cli/look.py")
 def test_sites_that_joined_a_server_are_looked_at(hub: Federation, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = call("--server", hub.home, "--expect", 4, "--out", out)
-    assert done.exit_code == 0, done.output
+    done = call("look", "--server", hub.home, "--expect", 4, "--out", out)
     seen = json.loads((out / "look.json").read_text())
     assert [s["name"] for s in seen["sites"]] == ["anna", "carl", "town"]
     assert seen["refused"] == {"bert": Code.POLICY.public}
     assert "bert told nothing" in done.output
     state = hub.directory / "state" / "anna"
-    log = CliRunner().invoke(
-        app, ["policy", "log", "--state-dir", str(state), "--verify", "--against", str(out)]
-    )
-    assert log.exit_code == 0 and "2 payloads of anna are in both" in log.output, log.output
+    log = call("policy", "log", "--state-dir", state, "--verify", "--against", out)
+    assert "2 payloads of anna are in both" in log.output, log.output

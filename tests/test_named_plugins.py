@@ -5,15 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from clients.policy import describe
 from clients.policy.rules import Policy
 from fedda import models, plugins
-from fedda.cli.policy import app
 from fedda.config import ModelConfig
 from fedda.data import augment, reader
 from fedda.errors import Code, ConfigError, PolicyError
+from tests.command_lines import call
 from tests.local_grid import Node
 from tests.test_plugins import NETWORK, READER, TENT, install, others
 from tests.test_policy import a_bench, obeying
@@ -27,20 +26,13 @@ ADDS = {
     "methods": "tent = all_package",
     "models": "tiny = all_package.network:build",
     "data": "table = all_package.reader:open_table",
-    "images": "raw = all_package.files:nothing",
-    "arrays": "mat = all_package.files:nothing",
     "augment": "noisy = all_package.noise:noisy",
-    "commands": "hello = all_package.files:nothing",
-    "listeners": "mail = all_package.files:nothing",
-    "pages": "other = all_package.files:nothing",
 }
+REST = {"images": "raw", "arrays": "mat", "commands": "hi", "listeners": "mail", "pages": "other"}
+ADDS |= {kind: f"{name} = all_package.files:nothing" for kind, name in REST.items()}
 assert {*ADDS} == {*plugins.KINDS}
-HOLDS = TENT | {
-    "network": NETWORK,
-    "reader": READER,
-    "noise": NOISY,
-    "files": "def nothing(*_): ...\n",
-}
+HOLDS = TENT | {"network": NETWORK, "reader": READER, "noise": NOISY}
+HOLDS |= {"files": "def nothing(*_): ...\n"}
 
 
 @pytest.fixture
@@ -86,20 +78,17 @@ def test_code_that_the_policy_does_not_name_is_not_even_imported(
     assert plugins.method("tent").name == "tent"
 
 
-def test_without_a_policy_all_is_as_before(package: Path) -> None:
-    plugins.restrict(Policy.parse("").allow.plugins)
-    assert usable() == sorted(ADDS)
-
-
 def test_the_command_writes_a_line_that_the_policy_takes(package: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["plugins"])
-    assert done.exit_code == 0 and imported() == []
+    done = call("policy", "plugins")
+    assert imported() == []
     path = tmp_path / "policy.toml"
     path.write_text(describe.FRESH.replace("plugins = []", done.output.rstrip() + "\n"))
     policy = Policy.read(path)
     assert policy.allow.plugins == ("all-package==1.0",)
     assert any("all-package==1.0" in line for line in describe.words(policy))
     plugins.restrict(policy.allow.plugins)
+    assert usable() == sorted(ADDS)
+    plugins.restrict(Policy.parse("").allow.plugins)  # of a site without a policy
     assert usable() == sorted(ADDS)
     path.write_text("[budget]\nrounds = 3\n")  # one of before
     plugins.restrict(Policy.read(path).allow.plugins)

@@ -2,25 +2,20 @@
 
 import os
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.cli.helped import joined
+from tests.command_lines import call
 from tests.local_grid import make_domains
-
-RUN = CliRunner()
+from tests.test_packaging import sh
 
 
 def begun(folder: Path, *words: str, code: int = 0) -> str:
-    result = RUN.invoke(app, ["new", str(folder), *words])
-    assert result.exit_code == code, result.output
-    return result.output
+    return call("new", folder, *words, code=code).output
 
 
 def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
@@ -37,11 +32,8 @@ def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
     assert [words[3] for words in typed if words[:2] == ["fedda", "choose"]] == [str(sites)]
     text = study.read_text().replace('"rounds" = 10', '"rounds" = 1\n"train.batch-size" = 16')
     study.write_text(text.replace('"vectors"', '""').replace('["adabn", "kd3a"]', '["fedprox"]'))
-    made = subprocess.run(
-        [sys.executable, "study.py"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    assert "FedProx on town" in made.stdout and (folder / "runs" / "comparison.md").exists()
+    made = sh(sys.executable, "study.py", cwd=folder, PYTHONPATH=os.pathsep.join(sys.path))
+    assert "FedProx on town" in made and (folder / "runs" / "comparison.md").exists()
 
 
 def test_the_digits_come_with_a_study(tmp_path: Path) -> None:
@@ -91,14 +83,7 @@ def test_a_methods_package_is_what_the_page_shows_and_runs(
     assert tomllib.loads(pyproject)["project"]["name"] == "fedda-norms"
     code = "from fedda_norms import algorithm, client, strategy; print(algorithm.METHOD.name)"
     path = os.pathsep.join([str(package.parent), *sys.path])
-    made = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.stdout == "norms\n", made.stderr
+    assert sh(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=path) == "norms\n"
     for odd in ("norms", "kd3a", "My Method", "a/b"):
         begun(Path("method"), odd, code=1)
     begun(Path("study"), "norms", code=1)

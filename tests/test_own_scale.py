@@ -9,11 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedda
 from fedda import data
-from fedda.cli import app
 from fedda.config.inputs import scales_of, window_of
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
@@ -21,12 +19,7 @@ from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig
 
 OWN = Reading(window="own")
-FEW: dict[str, Any] = {
-    "rounds": 3,
-    "preset": "vectors",
-    "model_bottleneck": 16,
-    "quiet": True,
-}
+FEW: dict[str, Any] = {"rounds": 3, "preset": "vectors", "model_bottleneck": 16, "quiet": True}
 
 
 def vectors(n: int, seed: int, scale: float = 1.0, shift: float = 0.0) -> tuple[Any, Any]:
@@ -94,9 +87,8 @@ def test_sites_with_other_units_train_a_model_together() -> None:
         return {"a": vectors(120, 1), "b": vectors(120, 2, 100.0, 40.0), "t": target}
 
     found = fedda.simulate(sites(), "t", "fedavg", run_refine="none", **FEW).results.accuracy
-    plain = fedda.simulate(
-        sites(), "t", "fedavg", run_refine="none", input_window="", **FEW
-    ).results.accuracy
+    raw = fedda.simulate(sites(), "t", "fedavg", run_refine="none", input_window="", **FEW)
+    plain = raw.results.accuracy
     assert found is not None and plain is not None
     assert found > 0.9 > plain
 
@@ -108,17 +100,6 @@ def test_predictions_are_scaled_too(tmp_path: Path) -> None:
     assert run.results.accuracy is not None
     new, y = vectors(60, 4, 9.0, 2.0)
     assert (run.model.predict(new) == y.astype(str)).mean() > run.results.accuracy - 0.1
-    np.savez(tmp_path / "all.npz", x=new)
-    np.savez(tmp_path / "few.npz", x=new[:5])
-    model, every = str(tmp_path / "r"), str(tmp_path / "all.npz")
-
-    def predicted(*words: str) -> Any:
-        return CliRunner().invoke(app, ["predict", model, *words])
-
-    few = predicted(str(tmp_path / "few.npz"))
-    assert few.exit_code == 1 and "5 vectors, too few" in few.output
-    alike = predicted(str(tmp_path / "few.npz"), "--like", every)
-    assert alike.output.splitlines()[:6] == predicted(every).output.splitlines()[:6]
 
 
 def test_it_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from typer.testing import CliRunner
 
 import clients.fedavg
 import strategies.fdann
 from fedda import data, models, plugins
-from fedda.cli import app, launch
+from fedda.cli import launch
 from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
@@ -33,10 +32,11 @@ from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
 from tests import test_packaging
+from tests.command_lines import call
 from tests.contrib.report.test_report import results
 from tests.local_grid import PLAIN, Bench, Crossing, Node, ScriptedGrid, make_domains, run
 from tests.patience import PATIENCE
-from tests.test_packaging import sh
+from tests.test_packaging import environment, pip, sh
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "plugin"
@@ -169,7 +169,7 @@ def uninstall(tmp_path: Path, package: str) -> None:
 
 
 def cli(*words: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+    done = call(*words, code=None, columns=200)
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -183,8 +183,6 @@ def reasons(name: str = "tent") -> list[str]:
     """List why plug-ins of a name are left out."""
     return [each.why for each in plugins.broken() if each.name == name]
 
-
-# ---- commands and listeners --------------------------------------------------------------------
 
 COMMANDS = """
 import typer
@@ -244,9 +242,6 @@ def test_a_listener_that_fails_takes_nothing_from_the_run(
     assert f"{tmp_path.name} fedavg kd3a" in capsys.readouterr().out
     (said,) = caplog.records
     assert said.getMessage().startswith("the listener bad of ") and "no-such-account" in caplog.text
-
-
-# ---- one name for each module ------------------------------------------------------------------
 
 
 AS_WRITTEN = """
@@ -318,9 +313,6 @@ def test_every_layout_loads_each_module_only_once(
     assert {"fedda.strategies.base", "fedda.clients.base", "fedda.server.training"} <= set(said)
 
 
-# ---- methods -----------------------------------------------------------------------------------
-
-
 def test_a_method_of_another_package_is_known(install: Install) -> None:
     add_tent(install)
     assert "tent" in plugins.methods() and not plugins.broken() and not plugins.unfinished()
@@ -388,15 +380,6 @@ def test_what_an_added_method_tells_is_attacked_as_of_any_other(install: Install
     assert tent.vote(tent.config(), p).tolist() == pytest.approx([0.25, 0.45])
 
 
-def test_an_added_method_can_be_run(
-    install: Install, domains: list[Node], runs: dict[str, str], fresh_sites: None
-) -> None:
-    add_tent(install)
-    results, _ = run(domains, runs | {"method": "tent", "rounds": 1, "tent.pace": 0.3})
-    assert results["titles"] == {"tent": "Tent"} and results["config"]["tent.pace"] == 0.3
-    assert results["final_accuracy"] is not None
-
-
 STRATEGY = """
 from fedda.strategies.fedavg import FedAvg
 class Faulty(FedAvg):
@@ -461,34 +444,28 @@ def test_an_added_strategy_may_return_its_arrays_in_any_order_and_precision(
     plain, _ = run(domains, runs | {"method": "fedavg", "rounds": 2})
     other = "{n: model[n].astype('f8') for n in reversed(model)}, numbers"
     add_tent(install, strategy=STRATEGY.replace("RETURNED", other))
-    found, _ = run(domains, runs | {"method": "tent", "rounds": 2, "run.name": "other"})
-    assert found["final_accuracy"] == plain["final_accuracy"]
+    own = {"method": "tent", "rounds": 2, "run.name": "other", "tent.pace": 0.3}
+    found, _ = run(domains, runs | own)
+    assert found["titles"] == {"tent": "Tent"} and found["config"]["tent.pace"] == 0.3
+    assert found["final_accuracy"] == plain["final_accuracy"] is not None
 
 
-BROKEN: dict[str, tuple[dict[str, str], str]] = {
-    "cannot be imported": ({"__init__": "import gone_package"}, "No module named 'gone_package'"),
-    "has no METHOD": ({"algorithm": ""}, "tent_package.algorithm has no METHOD"),
-    "has a setting without a default": (
-        {"algorithm": ALGORITHM.replace("default=0.5, ", "")},
-        "The setting 'tent.pace' is missing",
-    ),
-    "has an odd preset": (
-        {"algorithm": ALGORITHM.replace('"pace": 0.1', '"place": 0.1')},
-        "no setting 'tent.place'",
-    ),
-    "has a number for a title": ({"algorithm": ALGORITHM.replace('"Tent"', "7")}, "its title is 7"),
-    "has one phase": ({"algorithm": ALGORITHM.replace(",)\n", ")\n")}, "a tuple of Phase"),
-    "has a list of presets": (
-        {"algorithm": ALGORITHM.replace('{"paper": {"pace": 0.1}}', '["paper"]')},
-        "presets must be a dict",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_method_that_cannot_be_loaded_is_named_and_left_out(install: Install, what: str) -> None:
-    changed, why = BROKEN[what]
-    add_tent(install, **changed)
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (ALGORITHM, "import gone_package", "No module named 'gone_package'"),
+        (ALGORITHM, "", "tent_package.algorithm has no METHOD"),
+        ("default=0.5, ", "", "The setting 'tent.pace' is missing"),
+        ('"pace": 0.1', '"place": 0.1', "no setting 'tent.place'"),
+        ('"Tent"', "7", "its title is 7"),
+        (",)\n", ")\n", "a tuple of Phase"),
+        ('{"paper": {"pace": 0.1}}', '["paper"]', "presets must be a dict"),
+    ],
+)
+def test_a_method_that_cannot_be_loaded_is_named_and_left_out(
+    install: Install, old: str, new: str, why: str
+) -> None:
+    add_tent(install, algorithm=ALGORITHM.replace(old, new))
     assert "tent" not in plugins.methods() and "tent.pace" not in defaults()
     (reason,) = reasons()
     assert why in reason and "\n" not in reason
@@ -525,34 +502,28 @@ def test_of_two_packages_with_one_name_the_second_is_left_out(install: Install) 
     add_tent(install)
     install("tent_two", {"methods": "tent = tent_two"}, TENT)
     assert plugins.origin("tent") == "tent_package 1.0"
-    assert [str(each) for each in plugins.broken()] == [
-        "The method tent of tent_two 1.0 is left out: tent_package 1.0 already has this name."
-    ]
+    (left_out,) = map(str, plugins.broken())
+    assert "tent of tent_two 1.0 is left out: tent_package 1.0 already has this name." in left_out
 
 
 TARGET = "\nfrom fedda.clients.base import Client\nclass Target(Client):\n    pass\n"
 ADAPT = ALGORITHM.replace("fedavg.TRAIN}", '{"target": fedavg.TRAIN["source"]}}')
 
-UNFINISHED: dict[str, tuple[dict[str, str], str]] = {
-    "no strategy to import": (
-        {"strategy": "import gone_package"},
-        "tent_package.strategy of tent_package 1.0 cannot be imported: ModuleNotFoundError",
-    ),
-    "no STRATEGY": ({"strategy": ""}, "tent_package.strategy has no STRATEGY, which tent needs"),
-    "a strange Target": (
-        {"client": CLIENT + "Target = dict"},
-        "builtins.dict is not derived from fedda.clients.base.Client",
-    ),
-    "no function for a hop": (
+UNFINISHED: list[tuple[dict[str, str], str]] = [
+    ({"strategy": "import gone_package"}, "strategy of tent_package 1.0 cannot be imported: Modul"),
+    ({"strategy": ""}, "tent_package.strategy has no STRATEGY, which tent needs"),
+    ({"client": CLIENT + "Target = dict"}, "dict is not derived from fedda.clients.base.Client"),
+    (
         {"client": CLIENT + TARGET, "algorithm": ADAPT},
         "tent_package.client.Target has no function 'train', for which the phase 'train' asks a",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("what", UNFINISHED)
-def test_a_method_that_cannot_run_is_named_and_left_out(install: Install, what: str) -> None:
-    changed, why = UNFINISHED[what]
+@pytest.mark.parametrize(("changed", "why"), UNFINISHED)
+def test_a_method_that_cannot_run_is_named_and_left_out(
+    install: Install, changed: dict[str, str], why: str
+) -> None:
     add_tent(install, **changed)
     (problem,) = plugins.unfinished()
     assert why in problem.why and "\n" not in problem.why
@@ -567,9 +538,6 @@ def test_a_method_that_cannot_run_is_named_and_left_out(install: Install, what: 
 def test_every_own_method_has_what_its_phases_ask_for() -> None:
     for method in plugins.own_methods():
         plugins.check(method)
-
-
-# ---- networks ----------------------------------------------------------------------------------
 
 
 def add_network(install: Install, code: str = NETWORK, name: str = "linear") -> None:
@@ -633,9 +601,6 @@ def test_a_site_says_which_method_it_lacks(
         reply = bench.call(request)
     assert reply.has_error() and reply.error.code == Code.CONFIG
     assert "There is no method 'tent'; choose one of adabn, " in caplog.text
-
-
-# ---- readers -----------------------------------------------------------------------------------
 
 
 def add_reader(install: Install, code: str = READER, package: str = "tables") -> None:
@@ -706,9 +671,6 @@ def test_a_reader_that_gives_wrong_data_is_an_error(
     assert str(table) in str(raised.value)
 
 
-# ---- the example -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def example(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the package in examples/plugin importable, with the entry points that it declares."""
@@ -734,12 +696,6 @@ def sites_asked(crossed: list[Crossing], what: str) -> set[str]:
     return {c.site for c in crossed if c.way == "to" and c.kind == "train" and c.hop == what}
 
 
-def test_the_example_is_loaded_without_errors(example: None) -> None:
-    assert not plugins.broken() and not plugins.unfinished()
-    assert plugins.origin("shot-im") == "example_of_shot 1.0"
-    assert set(plugins.installed("models")) == {"small-cnn"}
-
-
 def test_the_examples_loss_by_hand(example: None) -> None:
     loss = importlib.import_module("fedda_shot.algorithm").information_loss
     sure = torch.tensor([[30.0, 0.0], [0.0, 30.0]])
@@ -756,6 +712,9 @@ def test_the_examples_loss_by_hand(example: None) -> None:
 def test_the_example_adapts_at_the_target_alone(
     example: None, domains: list[Node], runs: dict[str, str], fresh_sites: None
 ) -> None:
+    assert not plugins.broken() and not plugins.unfinished()
+    assert plugins.origin("shot-im") == "example_of_shot 1.0"
+    assert set(plugins.installed("models")) == {"small-cnn"}
     grid = ScriptedGrid(domains)
     results, _ = run(domains, runs | SHOT | {"run.name": "whole"}, grid=grid)
     assert sites_asked(grid.crossed, "train") == {"anna", "bert", "carl"}
@@ -778,25 +737,6 @@ def test_the_example_adapts_at_the_target_alone(
     old, new = load_file(before), load_file(training["model"])
     changed = {name for name in old if not np.array_equal(old[name], new[name])}
     assert {name.split(".")[0] for name in changed} == {"encoder"}
-
-
-# ---- in an environment of its own --------------------------------------------------------------
-
-
-def environment(folder: Path) -> Path:
-    """Make an environment with this one's packages, but without its fedda -> its bin folder."""
-    sh(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    here = {str(Path(m.__file__ or "").parents[1]) for m in (np, torch)}
-    (packages / "dependencies.pth").write_text("\n".join(sorted(here)) + "\n")
-    return folder / "bin"
-
-
-def pip(python: Path, *words: str) -> None:
-    """Install into an environment without downloading anything."""
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    command = [sys.executable, "-m", "pip", "--python", python, "install", *offline, *words]
-    sh(*command, cwd=python.parent)
 
 
 DRIVER = """

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from fedda import models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data import stream
 from fedda.data.unify import conform_images
 from fedda.errors import DataError
+from tests.command_lines import call
 
 RNG = np.random.default_rng(0)
 CLASSES = ("cat", "dog", "file")
@@ -38,16 +37,12 @@ def picture(path: Path, size: int = 8, colour: bool = False) -> np.ndarray:
 
 
 def run(*arguments: object) -> list[dict[str, str]]:
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return list(csv.DictReader(io.StringIO(result.stdout)))
+    return list(csv.DictReader(io.StringIO(call("predict", *arguments).stdout)))
 
 
 def refused(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["predict", *map(str, arguments)])
-    assert result.exit_code == 1
-    assert not result.stdout
-    assert result.stderr.startswith("error: ")
+    result = call("predict", *arguments, code=1)
+    assert not result.stdout and result.stderr.startswith("error: ")
     return result.stderr
 
 
@@ -91,20 +86,6 @@ def test_every_folder_is_read_and_images_come_to_the_models_shape(tmp_path: Path
         assert (small.x.int() - exact.int()).abs().max() <= 2
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [(["x"], ["0", "1", "2"]), (["x_train", "x_test"], ["x_train/0", "x_train/1", "x_train/2"])],
-)
-def test_rows_of_arrays_are_numbered(tmp_path: Path, keys: list[str], expected: list[str]) -> None:
-    model = saved(tmp_path / "model.safetensors")
-    arrays = {key: RNG.integers(0, 256, (3, 8, 8), dtype=np.uint8) for key in keys}
-    np.savez(tmp_path / "data.npz", allow_pickle=False, **arrays)
-    rows = run(model, tmp_path / "data.npz", "--batch", 2)
-    assert [row["file"] for row in rows[:3]] == expected
-    x = np.concatenate([arrays[key] for key in keys])
-    check(rows, model, torch.from_numpy(x)[:, None])
-
-
 def test_a_runs_folder_and_vectors_may_be_given(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     model = saved(tmp_path / "run" / "model.safetensors", MLP, (5,))
@@ -117,17 +98,13 @@ def test_out_is_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     model, out = saved(tmp_path / "model.safetensors"), tmp_path / "out.csv"
     for name in ("a.png", "b.png"):
         picture(tmp_path / "data" / name)
-    arguments = ["predict", str(model), str(tmp_path / "data"), "--out", str(out), "--batch", "1"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.stdout == f"{out}: 2 predictions\n"
+    arguments = (model, tmp_path / "data", "--out", out, "--batch", 1)
+    assert call("predict", *arguments).stdout == f"{out}: 2 predictions\n"
     written = out.read_bytes()
-    assert [line.partition(",")[0] for line in out.read_text().splitlines()] == [
-        "file",
-        "a.png",
-        "b.png",
-    ]
+    names = [line.partition(",")[0] for line in out.read_text().splitlines()]
+    assert names == ["file", "a.png", "b.png"]
     (tmp_path / "data" / "b.png").write_bytes(b"no image")
-    assert "b.png cannot be read" in refused(*arguments[1:])
+    assert "b.png cannot be read" in refused(*arguments)
     assert out.read_bytes() == written
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", "model.safetensors", "out.csv"]
 
@@ -168,7 +145,6 @@ def test_a_run_whose_model_has_not_adapted_says_where_the_adapted_one_is(tmp_pat
         json.dumps({"trainings": {"dils": [{"target": "town", "adapted": adapted}]}})
     )
     for model in (tmp_path, tmp_path / "model.safetensors"):
-        result = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "data")])
-        assert result.exit_code == 0
+        result = call("predict", model, tmp_path / "data")
         assert "town/pair.dils-0.model.safetensors" in result.stderr
         assert result.stdout.startswith("file,class,")

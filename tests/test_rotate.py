@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.data.digits import build as build_digits
 from fedda.data.rotate import build, deal, rotate
 from fedda.errors import DataError
+from tests.command_lines import call
 
 ANGLES = (0, 30, 90)
 
@@ -29,9 +28,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arrays(folder: Path) -> dict[str, np.ndarray]:
     with np.load(folder / "data.npz") as file:
         return dict(file)
-
-
-# ---- turning -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("angle", [0, 90, 180, 270, -90, 450])
@@ -62,9 +58,6 @@ def test_pixels_are_those_of_a_naive_loop(angle: int) -> None:
             assert abs(turned[n, channel, row, column] - value) <= 0.5 + 1e-3
 
 
-# ---- dealing -----------------------------------------------------------------------------------
-
-
 def test_no_image_is_dealt_twice_and_none_is_left_out() -> None:
     y = torch.tensor([0] * 7 + [1] * 4 + [2] * 3)
     heaps = deal(y, 3, np.random.default_rng(0))
@@ -89,12 +82,8 @@ def test_domains_share_no_image_and_have_all_classes(digits: Path, tmp_path: Pat
             assert set(y.tolist()) == set(range(10))
         x, y = _half(arrays(tmp_path / "out" / "30"), split)
         assert len(x) == len(rest) and sum(rest.values()) == y.sum()
-        again = {
-            rotate(torch.from_numpy(np.frombuffer(k, np.uint8).copy().reshape(1, 1, 16, 16)), 30)
-            .numpy()
-            .tobytes()
-            for k in rest
-        }
+        left = np.stack([np.frombuffer(k, np.uint8).reshape(1, 16, 16) for k in rest])
+        again = {image.tobytes() for image in rotate(torch.from_numpy(left), 30).numpy()}
         assert {image.tobytes() for image in x} == again
         assert len(labels) == count
 
@@ -128,9 +117,6 @@ def test_a_folder_of_images_in_colour_is_rotated(tmp_path: Path) -> None:
     assert written["classes"].tolist() == ["cat", "dog"]
     assert sorted(written["y_train"].tolist()) == [0, 1]
     assert "x_test" not in written
-
-
-# ---- what goes wrong ---------------------------------------------------------------------------
 
 
 def test_what_cannot_be_turned_is_refused(tmp_path: Path) -> None:
@@ -175,12 +161,10 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(
 
 def test_the_command_rotates_and_refuses_wrong_angles(digits: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["data", "rotate", str(digits), str(out), "--angles", "0,-90"]
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0, shown.output
+    shown = call("data", "rotate", digits, out, "--angles", "0,-90")
     assert shown.stdout.splitlines() == [
         f"{out / angle / 'data.npz'}: 30 training, 20 test" for angle in ("0", "270")
     ]
     for angles, text in (("0,x", "whole numbers"), ("", "whole numbers"), ("9,9", "twice")):
-        shown = CliRunner().invoke(app, [*words[:3], str(tmp_path / "o"), "--angles", angles])
-        assert shown.exit_code == 1 and text in shown.stderr
+        shown = call("data", "rotate", digits, tmp_path / "o", "--angles", angles, code=1)
+        assert text in shown.stderr

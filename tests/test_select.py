@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.results import selection as table
+from tests.command_lines import call
 from tests.test_fruda import make_line
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
@@ -38,17 +37,14 @@ def domains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def select(root: Path, target: str, *words: str) -> Result:
+def select(root: Path, target: str, *words: str, code: int = 0) -> Result:
     changes = [word for pair in SETTINGS.split() for word in ("-c", pair)]
-    command = ["select", "--data", str(root), "--target", target, *changes, *words]
-    return CliRunner().invoke(app, command)
+    return call("select", "--data", root, "--target", target, *changes, *words, code=code)
 
 
 def test_the_nearest_domain_is_chosen_and_nothing_is_adapted(domains: Path) -> None:
     before = sorted(domains.iterdir())
-    done = select(domains, "far", "--json")
-    assert done.exit_code == 0, done.output
-    selection = json.loads(done.stdout)
+    selection = json.loads(select(domains, "far", "--json").stdout)
     assert selection["collaborator"] == "near" and "after" not in selection
     w1 = {row["name"]: row["w1"] for row in selection["candidates"]}
     assert w1["near"] < w1["home"] < w1["aside"]
@@ -68,8 +64,7 @@ def test_the_nearest_domain_is_chosen_and_nothing_is_adapted(domains: Path) -> N
 def test_what_cannot_be_measured_is_refused_in_one_sentence(
     domains: Path, target: str, words: tuple[str, ...], message: str
 ) -> None:
-    done = select(domains, target, *words)
-    assert done.exit_code == 1
+    done = select(domains, target, *words, code=1)
     assert done.output.count("error: ") == 1 and message in done.output
 
 

@@ -3,17 +3,17 @@
 import csv
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import fedda
-from fedda.cli import app
 from fedda.data import Reading, describe, identities, load_evaluation, load_source, load_target
 from fedda.data.batchwise import stream
 from fedda.errors import DataError
+from tests.command_lines import call
 
 SKIP = Reading.of(skip_broken=True)
 FEW = ["-c", "rounds=1", "-c", "model.name=mlp", "-c", "model.hidden=8", "-c", "input.size=8"]
@@ -59,6 +59,11 @@ def test_broken_files_are_passed_over_everywhere(
     assert tests is not None and len(tests) == 3
     assert len(load_target(target, reading=SKIP)) == 20
     assert load_source(root / "b").x.equal(load_source(root / "b", reading=SKIP).x)
+    names = [name for some, _ in stream(target, (1, 8, 8), 4, reading=SKIP) for name in some]
+    assert len(names) == 20 and "bad0.png" not in names
+    few: Any = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_size": 8}
+    run = fedda.simulate(root, "t", "fedavg", skip_broken=True, quiet=True, **few)
+    assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
 
 
 def test_a_file_that_was_mended_is_read_again(root: Path) -> None:
@@ -74,44 +79,23 @@ def test_a_class_of_broken_files_alone_is_an_error(root: Path) -> None:
         describe(root / "a", "source", SKIP)
 
 
-def test_predictions_leave_broken_files_out(root: Path) -> None:
-    with pytest.raises(DataError, match="bad0"):
-        list(stream(root / "t", (1, 8, 8), 4))
-    names = [name for some, _ in stream(root / "t", (1, 8, 8), 4, reading=SKIP) for name in some]
-    assert len(names) == 20 and "bad0.png" not in names
-
-
 def test_the_commands_take_it(root: Path, tmp_path: Path, signal_handlers: None) -> None:
     """A run and its model's predictions."""
-
-    def call(*words: object) -> tuple[int, str]:
-        done = CliRunner().invoke(app, [str(word) for word in words])
-        return done.exit_code, done.output
-
     words = ("run", "fedavg", "--simulate", root, "--target", "t", "--dir", tmp_path / "runs")
-    code, said = call(*words, *FEW)
-    assert code == 1 and "bad" in said
-    code, said = call(*words, *FEW, "--name", "skip", "--skip-broken")
-    assert code == 0, said
+    assert "bad" in call(*words, *FEW, code=1).output
+    call(*words, *FEW, "--name", "skip", "--skip-broken")
     results = fedda.load(tmp_path / "runs" / "skip").results
     assert {s["name"]: s["examples"] for s in results.raw["sites"]} == {"a": 24, "b": 24, "t": 20}
     table = tmp_path / "t.csv"
     words = ("predict", tmp_path / "runs" / "skip", root / "t", "--out", table)
-    assert call(*words)[0] == 1
-    assert call(*words, "--skip-broken")[0] == 0
+    call(*words, code=1)
+    call(*words, "--skip-broken")
     with table.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 20
-    assert call("data", "check", root / "a", "--role", "source")[0] == 1
-    code, said = call(
-        *("data", "check", root / "a", "--role", "source", "--skip-broken", "--min-images", 24)
-    )
-    assert code == 0 and "2 images that cannot be read are passed over" in said
-
-
-def test_the_library_takes_it(root: Path) -> None:
-    few = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_size": 8, "quiet": True}
-    run = fedda.simulate(root, "t", "fedavg", skip_broken=True, **few)
-    assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
+    words = ("data", "check", root / "a", "--role", "source")
+    call(*words, code=1)
+    said = call(*words, "--skip-broken", "--min-images", 24).output
+    assert "2 images that cannot be read are passed over" in said
 
 
 def test_a_simulated_run_says_what_does_not_fit_before_it_begins(tmp_path: Path) -> None:
@@ -140,22 +124,16 @@ def test_check_refuses_what_a_site_would_and_names_all_broken_files(tmp_path: Pa
     for i in range(30):
         Image.fromarray(np.full((8, 8), i, np.uint8)).save(folder / f"{i}.png")
 
-    def check(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(
-            app, ["data", "check", str(tmp_path), "--min-images", "16", *words]
-        )
-        return done.exit_code, done.output
-
-    assert check()[0] == 0
-    code, said = check("--min-images", "31")
-    assert code == 1 and "has 30 training examples, but a site trains on 31 or more" in said
+    words = ("data", "check", tmp_path, "--min-images")
+    call(*words, 16)
+    said = call(*words, 31, code=1).output
+    assert "has 30 training examples, but a site trains on 31 or more" in said
     for i in range(25):
         (folder / f"{i}.png").write_bytes(b"no image")
-    code, said = check()
-    assert code == 1 and said.count(".png cannot be read") == 25 and "more" not in said
-    code, said = check("--skip-broken")
-    assert code == 1 and "has 5 training examples" in said
-    assert check("--skip-broken", "--min-images", "5")[0] == 0
+    said = call(*words, 16, code=1).output
+    assert said.count(".png cannot be read") == 25 and "more" not in said
+    assert "has 5 training examples" in call(*words, 16, "--skip-broken", code=1).output
+    call(*words, 5, "--skip-broken")
 
 
 def test_broken_images_of_a_table_are_passed_over_with_their_rows(tmp_path: Path) -> None:
@@ -170,8 +148,3 @@ def test_broken_images_of_a_table_are_passed_over_with_their_rows(tmp_path: Path
     assert len(load_target(tmp_path, reading=SKIP)) == 4
     rows = [name for names, _ in stream(tmp_path, (1, 8, 8), 3, reading=SKIP) for name in names]
     assert rows == ["0", "2", "4", "5"]
-
-
-def test_a_run_over_a_broken_file_names_the_option(root: Path) -> None:
-    with pytest.raises(DataError, match=r"bad0.png.*--skip-broken"):
-        fedda.simulate(root, "t", "fedavg", rounds=1, quiet=True, input_size=8)

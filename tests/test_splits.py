@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from clients.site.memory import Site
 from fedda import data
-from fedda.cli.data import app
 from fedda.config.inputs import Inputs
 from fedda.data import table
 from fedda.errors import ConfigError, DataError
+from tests.command_lines import call
 
 from .test_tables import encoded, values
 
@@ -50,25 +49,20 @@ def listed(root: Path) -> Path:
     return root / "site.csv"
 
 
-def columns(numbers: range) -> tuple[Any, dict[bytes, bytes]]:
+def columns(numbers: range) -> Any:
     arrow = pytest.importorskip("pyarrow")
     features = {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}
     about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
-    made = arrow.table(
-        {
-            "image": [encoded(i) for i in numbers],
-            "label": [i % 2 for i in numbers],
-            "clinic": ["xy"[i % 3 > 0] for i in numbers],
-        }
-    )
-    return made.replace_schema_metadata(about), about
+    its = {"image": [encoded(i) for i in numbers], "label": [i % 2 for i in numbers]}
+    made = arrow.table(its | {"clinic": ["xy"[i % 3 > 0] for i in numbers]})
+    return made.replace_schema_metadata(about)
 
 
 def parquet(root: Path) -> Path:
     write = pytest.importorskip("pyarrow.parquet").write_table
     root.mkdir()
     for part, numbers in PARTS.items():
-        write(columns(numbers)[0], root / f"{part}-00000-of-00001.parquet")
+        write(columns(numbers), root / f"{part}-00000-of-00001.parquet")
     return root
 
 
@@ -86,7 +80,7 @@ def one(root: Path, numbers: range, split: str | None = None, **state: Any) -> P
     root.mkdir(parents=True)
     names = [f"data-0000{k}-of-00002.arrow" for k in range(2)]
     for name, some in zip(names, (numbers[:1], numbers[1:]), strict=True):
-        made = columns(some)[0]
+        made = columns(some)
         with arrow.ipc.new_stream(str(root / name), made.schema) as stream:
             stream.write_table(made)
     files = [{"filename": name} for name in names]
@@ -95,13 +89,7 @@ def one(root: Path, numbers: range, split: str | None = None, **state: Any) -> P
     return root
 
 
-FORMS = {
-    "folder": folder,
-    "npz": archive,
-    "csv": listed,
-    "parquet": parquet,
-    "saved": saved,
-}
+FORMS = {"folder": folder, "npz": archive, "csv": listed, "parquet": parquet, "saved": saved}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -146,33 +134,28 @@ def test_a_site_and_predictions_keep_to_the_split(tmp_path: Path) -> None:
         assert sum(len(names) for names, _ in batches) == wanted
 
 
+SECOND, STATE = Path("train/data-00001-of-00002.arrow"), Path("train/state.json")
+INDEXED = {"_data_files": [{"filename": SECOND.name}], "_indices_data_files": [{"filename": "i"}]}
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("index", "flatten_indices"),
-        ("missing", "lacks data-00001-of-00002.arrow"),
-        ("state", "state.json cannot be read"),
-        ("empty", "names no files"),
-        ("arrow", "cannot be read as Arrow"),
-        ("dict", "names no splits"),
+        (lambda site: (site / STATE).write_text(json.dumps(INDEXED)), "flatten_indices"),
+        (lambda site: (site / SECOND).unlink(), f"lacks {SECOND.name}"),
+        (lambda site: (site / STATE).write_text("{"), "state.json cannot be read"),
+        (lambda site: (site / STATE).write_text("{}"), "names no files"),
+        (lambda site: cut(site / SECOND), "cannot be read as Arrow"),
+        (lambda site: (site / "dataset_dict.json").write_text('{"splits": 3}'), "names no splits"),
     ],
 )
-def test_damaged_saved_data_sets_are_refused(tmp_path: Path, damage: str, words: str) -> None:
+def test_damaged_saved_data_sets_are_refused(tmp_path: Path, damage: Any, words: str) -> None:
     path = saved(tmp_path / "site")
-    train = path / "train"
-    second = train / "data-00001-of-00002.arrow"
-    if damage == "index":
-        state = json.loads((train / "state.json").read_text())
-        state["_indices_data_files"] = [{"filename": "indices.arrow"}]
-        (train / "state.json").write_text(json.dumps(state))
-    elif damage == "missing":
-        second.unlink()
-    elif damage == "arrow":
-        second.write_bytes(second.read_bytes()[:100])
-    elif damage == "dict":
-        (path / "dataset_dict.json").write_text('{"splits": 3}')
-    else:
-        (train / "state.json").write_text("{" if damage == "state" else "{}")
+    damage(path)
     with pytest.raises(DataError, match=words):
         data.verify(path, "source")
 
@@ -180,9 +163,7 @@ def test_damaged_saved_data_sets_are_refused(tmp_path: Path, damage: str, words:
 @pytest.mark.parametrize("form", ["csv", "parquet", "saved"])
 def test_a_split_is_cut_into_sites(tmp_path: Path, form: str) -> None:
     path, out = FORMS[form](tmp_path / "all"), tmp_path / "out"
-    command = ["split", str(path), str(out), "--by", "clinic", "--split", "validation"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    call("data", "split", path, out, "--by", "clinic", "--split", "validation")
     trained: list[int] = []
     for site in data.domains(out).values():
         trained += values(data.load_source(site).x)

@@ -12,7 +12,7 @@ import pytest
 
 from fedda.cli.exits import KEY_TROUBLE, USAGE
 from tests.command_lines import parse
-from tests.test_deploy import DEPLOY, ENV, services
+from tests.test_deploy import DEPLOY, ENV, apart_from, services
 
 ROOT = DEPLOY / "systemd"
 CLIENT, SERVER = "fedda-client@.service", "fedda-superlink.service"
@@ -62,9 +62,7 @@ def test_a_sites_command_is_that_of_compose() -> None:
     params = parse(command(CLIENT, env))
     like = parse(services("compose.client.yml", {**ENV, "ROLE": "source"})["client"]["command"])
     moved = {"data", "ca", "key", "state_dir", "policy", "peers", "threads"}
-    assert {k: v for k, v in params.items() if k not in moved} == {
-        k: v for k, v in like.items() if k not in moved
-    }
+    assert apart_from(moved, params) == apart_from(moved, like)
     # Each credential is one that the unit loads, from a file that only root need be able to read.
     loaded = dict(each.split(":", 1) for each in unit(CLIENT)["LoadCredential"])
     assert loaded == {"key": "/etc/fedda/%i.key", "ca.crt": "/etc/fedda/%i.ca.crt"}
@@ -111,13 +109,9 @@ def verify(folder: Path, name: str) -> Any:
     """Let systemd read a unit, with programs that exist."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    return subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(folder / name)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no"]
+    command.append(str(folder / name))
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture

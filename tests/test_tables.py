@@ -29,12 +29,8 @@ def images(root: Path, count: int = 6) -> list[Path]:
 def rows(count: int = 6) -> list[dict[str, str]]:
     """Two domains in turns, classes cat and dog, the last two rows to test."""
     return [
-        {
-            "path": f"pictures/{i}.png",
-            "label": ("dog", "cat")[i // 2 % 2],
-            "split": "test" if i >= count - 2 else "train",
-            "domain": ("photo", "sketch")[i % 2],
-        }
+        {"path": f"pictures/{i}.png", "label": ("dog", "cat")[i // 2 % 2]}
+        | {"split": "test" if i >= count - 2 else "train", "domain": ("photo", "sketch")[i % 2]}
         for i in range(count)
     ]
 

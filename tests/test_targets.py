@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from rich.console import Console
-from typer.testing import CliRunner
 
 from clients import fedavg as clients
 from clients.base import Client
 from clients.site.request import Numbers
 from fedda import models
 from fedda.algorithms import fedavg
-from fedda.cli import app
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
 from fedda.contrib.report import page
@@ -37,6 +35,7 @@ from strategies.base import Numbers as RoundNumbers
 from strategies.fedavg import FedAvg
 from strategies.sites.roster import Roster, form
 from tests import test_plugins
+from tests.command_lines import call
 from tests.fingerprints import numbers_of
 from tests.local_grid import Node, ScriptedGrid, dotted, run, stop_after
 from tests.test_roster import ANNA, TOWN, nodes, offer
@@ -105,9 +104,6 @@ def stop_in(target: str, server_round: int) -> Listener:
     return listen
 
 
-# ---- each in turn ------------------------------------------------------------------------------
-
-
 # The settings by method; one of them has a baseline and two seeds.
 IN_TURN: dict[str, dict[str, Any]] = {
     "kd3a": {"run.baseline": "fedavg", "run.seeds": "0,1"},
@@ -150,22 +146,6 @@ def test_each_target_is_adapted_as_if_it_were_alone(
     assert together["final_accuracy"] == pytest.approx(mean)
 
 
-def test_there_is_a_model_per_target_and_none_of_the_run(
-    sites: list[Node], flat: dict[str, Any]
-) -> None:
-    results, _ = run(sites, flat | {"method": "fedavg", "rounds": 1})
-    folder = Path(flat["run.dir"]) / "run"
-    assert [Path(t["model"]) for t in results["trainings"]["fedavg"]] == [
-        folder / f"fedavg-0-{target}" / "model.safetensors" for target in TARGETS
-    ]
-    assert not (folder / "model.safetensors").exists()
-    one, _ = run(sites, flat | {"method": "fedavg", "rounds": 1, "run.name": "one"} | AT_VILLAGE)
-    (only,) = one["trainings"]["fedavg"]
-    assert (folder.parent / "one" / "model.safetensors").read_bytes() == Path(
-        only["model"]
-    ).read_bytes()
-
-
 AT_VILLAGE = {"run.target": "village"}
 
 
@@ -175,7 +155,16 @@ def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[s
     grid = ScriptedGrid(sites)
     chosen, events = run(sites, settings | AT_VILLAGE | {"run.name": "chosen"}, grid=grid)
     assert_same(training(chosen, "kd3a", "village"), training(both, "kd3a", "village"))
-    assert list(chosen["targets"]) == ["village"] and len(chosen["trainings"]["kd3a"]) == 1
+    (only,) = chosen["trainings"]["kd3a"]
+    own = Path(flat["run.dir"]) / "chosen" / "model.safetensors"
+    assert list(chosen["targets"]) == ["village"]
+    assert not (own.parents[1] / "run" / "model.safetensors").exists()  # one per target
+    assert own.read_bytes() == Path(only["model"]).read_bytes()
+    # It is reported in one row.
+    rows = list(terminal.scores(read.summary(chosen), "kd3a", str))
+    assert [row[0] for row in rows] == ["KD3A"] and read.target(chosen) == "village"
+    text = page.write(chosen, own.with_name("page.html"), own.parent).read_text()
+    assert "KD3A on village" in text and "on town" not in text
     assert not [c for c in grid.crossed if c.site == "town" and c.kind != "query"]
     (roster,) = [e for e in events if e["event"] == "roster"]
     assert roster["targets"] == ["village"] and len(roster["sites"]) == 4
@@ -200,8 +189,8 @@ def test_sources_that_a_run_names_must_be_there(sites: list[Node], flat: dict[st
         run(sites, {**flat, **missing})
     with pytest.raises(RosterError, match="names 'dora'"):
         rehearse(RunConfig.parse({**flat, **missing}), sites)
-    for wrong, text in (("anna,anna", "each source once"), ("anna,", "each source once")):
-        with pytest.raises(ConfigError, match=text):
+    for wrong in ("anna,anna", "anna,"):
+        with pytest.raises(ConfigError, match="each source once"):
             RunConfig.parse({"run.sources": wrong})
     with pytest.raises(ConfigError, match=r"names 1, but wait\.min-sources asks for 2"):
         RunConfig.parse({"run.sources": "anna", "wait.min-sources": 2})
@@ -232,9 +221,6 @@ def test_a_target_that_a_run_names_is_waited_for(sites: list[Node], flat: dict[s
     settings = flat | AT_VILLAGE | {"method": "fedavg", "rounds": 1, "run.expect": 0}
     results, _ = run(sites, settings | {"wait.sites": 60.0}, arrive, grid=grid)
     assert list(results["targets"]) == ["village"]
-
-
-# ---- stopped and resumed -----------------------------------------------------------------------
 
 
 def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
@@ -281,12 +267,10 @@ def test_a_finished_run_waits_for_nobody(
     before, _ = run(sites, settings)
     awaited, grid = asked_back(monkeypatch), ScriptedGrid(sites)
     grid.offline = {site["name"] for site in sites}
-    again, _ = run([], settings | {"run.resume": True}, grid=grid)
-    assert awaited == [set()]
+    again, events = run([], settings | {"run.resume": True}, grid=grid)
+    assert awaited == [set()] and not [e for e in events if e["event"] == "round"]
     assert again["targets"] == before["targets"]
-
-
-# ---- a method whose sources may leave ----------------------------------------------------------
+    assert_same(training(again, "kd3a", "town"), training(before, "kd3a", "town"))
 
 
 class Config(fedavg.Config):
@@ -296,15 +280,8 @@ class Config(fedavg.Config):
 
 
 ADAPT: Hop = {"target": Part(Rule(MODEL), fedavg.TRAINED)}
-METHOD = Method(
-    "leaving",
-    "Leaving",
-    Config,
-    (
-        Phase("source", {"train": fedavg.TRAIN}, lambda o, _: o.source_rounds, prepares=True),
-        Phase("adapt", {"adapt": ADAPT}),
-    ),
-)
+FIRST = Phase("source", {"train": fedavg.TRAIN}, lambda o, _: o.source_rounds, prepares=True)
+METHOD = Method("leaving", "Leaving", Config, (FIRST, Phase("adapt", {"adapt": ADAPT})))
 
 
 class STRATEGY(FedAvg):
@@ -412,9 +389,6 @@ def test_with_two_targets_sources_may_leave_after_their_phase_for_the_second(
     assert results["events"] == [] and list(results["targets"]) == ["town", "village"]
 
 
-# ---- a run without sources ---------------------------------------------------------------------
-
-
 @pytest.fixture
 def first(sites: list[Node], leaving: dict[str, Any]) -> str:
     """The folder of a finished run of FedAvg."""
@@ -439,28 +413,13 @@ def test_a_finished_model_is_adapted_without_any_source(
     # A run with connected sources makes the same of it: they take no part.
     with_sources = without(sites, "village")
     again, _ = run(with_sources, leaving | start | {"run.expect": 3, "run.name": "there"})
-    assert (
-        Path(adapted["model"]).read_bytes()
-        == Path(again["trainings"]["leaving"][0]["model"]).read_bytes()
-    )
+    (same,) = again["trainings"]["leaving"]
+    assert Path(adapted["model"]).read_bytes() == Path(same["model"]).read_bytes()
 
     # Tables and page work without sources, too.
     terminal.table(results)
     text = page.write(results, Path(first) / "page.html", Path(first)).read_text()
     assert "no sources → town" in text
-
-
-def test_a_run_without_sources_can_be_stopped_and_resumed(
-    sites: list[Node], leaving: dict[str, Any], first: str
-) -> None:
-    target = without(sites, "anna", "bert")
-    settings = leaving | {"run.start-from": first, "run.expect": 2, "rounds": 2}
-    whole, _ = run(target, settings | {"run.name": "whole"})
-    with pytest.raises(KeyboardInterrupt):
-        run(target, settings, stop_in("village", 1))
-    again, _ = run(target, settings | {"run.resume": True})
-    for name in TARGETS:
-        assert_same(training(again, "leaving", name), training(whole, "leaving", name))
 
 
 def test_without_a_model_to_start_from_sources_are_needed(
@@ -483,12 +442,7 @@ def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str)
 MLP = ModelConfig(name="mlp", hidden="16")
 WRONG: dict[str, tuple[ModelConfig, tuple[int, ...], str, str]] = {
     "model": (ModelConfig(name="lenet"), (1, 16, 16), "0123", "has model 'lenet', but this run"),
-    "sizes": (
-        ModelConfig(name="mlp", hidden="8"),
-        (1, 8, 8),
-        "0123",
-        "has hidden layers '8', but this",
-    ),
+    "sizes": (ModelConfig(name="mlp", hidden="8"), (1, 8, 8), "0123", "has hidden layers '8', but"),
     "shape": (MLP, (3, 8, 8), "0123", r"has inputs of shape \(3, 8, 8\), but this run has \(1, 8"),
     "more classes": (MLP, (1, 8, 8), "01234", "knows 4, which this run does not; start from"),
     "fewer": (MLP, (1, 8, 8), "012", "does not know 3; start from a run with the same"),
@@ -516,18 +470,6 @@ def test_a_start_that_does_not_fit_is_refused_in_one_sentence_before_training(
         rehearse(place, sites)
 
 
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [("nowhere", "Cannot read '.*nowhere' as a model"), ("text", "Cannot read '.*text' as")],
-)
-def test_a_start_that_is_no_model_is_named(
-    sites: list[Node], flat: dict[str, Any], tmp_path: Path, file: str, words: str
-) -> None:
-    (tmp_path / "text").write_text("no model")
-    with pytest.raises(ModelError, match=words):
-        run(sites, flat | {"run.start-from": str(tmp_path / file)})
-
-
 def test_a_run_can_start_from_one_training_but_not_from_a_run_of_several_targets(
     sites: list[Node], flat: dict[str, Any]
 ) -> None:
@@ -536,6 +478,10 @@ def test_a_run_can_start_from_one_training_but_not_from_a_run_of_several_targets
     folder = Path(flat["run.dir"]) / "first"
     with pytest.raises(ModelError, match=r"start from one of its trainings: .*fedavg-0-town"):
         run(sites, settings | {"run.start-from": str(folder)})
+    (folder / "text").write_text("no model")
+    for name in ("nowhere", "text"):
+        with pytest.raises(ModelError, match=f"Cannot read '.*{name}' as a model"):
+            run(sites, flat | {"run.start-from": str(folder / name)})
     run(sites, settings | {"run.start-from": str(folder / "fedavg-0-village")})
 
 
@@ -548,9 +494,8 @@ def test_files_of_different_targets_do_not_collide(
     curves = {path.parent.name for path in folder.glob("*/events.out.tfevents.*")}
     assert curves == {"kd3a-0-town", "kd3a-0-village"}
     optimizers = {path.name for path in (folder / "sites" / "anna").glob("*.optimizer.safetensors")}
-    assert optimizers == {
-        f"run.kd3a-0-{t}.{r}.optimizer.safetensors" for t in TARGETS for r in (1, 2)
-    }
+    names = {f"run.kd3a-0-{t}.{r}" for t in TARGETS for r in (1, 2)}
+    assert optimizers == {f"{name}.optimizer.safetensors" for name in names}
     noted = {path.name for path in (folder / "sites" / "anna" / "notes").iterdir()}
     assert noted == {"run.kd3a-0-town", "run.kd3a-0-village"}
 
@@ -559,9 +504,6 @@ def test_files_of_different_targets_do_not_collide(
     for target in TARGETS:
         assert f"KD3A: test at {target}, last round" in text
     assert "seed 0 on town; distances" in text
-
-
-# ---- what sites and trackers keep --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../town", ".town", "a/b", "a\nb"])
@@ -573,9 +515,6 @@ def test_a_site_takes_no_target_whose_name_is_a_path(name: str) -> None:
         Task.parse(task | {"target": name})
 
 
-# ---- reports -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def of_two_targets(sites: list[Node], flat: dict[str, Any]) -> dict[str, Any]:
     """The results of a run with two targets, two methods and two seeds."""
@@ -584,10 +523,8 @@ def of_two_targets(sites: list[Node], flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path: Path) -> None:
-    assert (
-        read.targets(of_two_targets) == list(TARGETS)
-        and read.target(of_two_targets) == "town and village"
-    )
+    assert read.targets(of_two_targets) == list(TARGETS)
+    assert read.target(of_two_targets) == "town and village"
     summary = read.summary(of_two_targets)
 
     def number(value: float) -> str:
@@ -595,17 +532,11 @@ def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path:
 
     for method in ("kd3a", "fedavg"):
         rows = list(terminal.scores(summary, method, number))
-        assert [row[0] for row in rows] == [
-            read.title(of_two_targets, method),
-            "on town",
-            "on village",
-        ]
+        named = [read.title(of_two_targets, method), "on town", "on village"]
+        assert [row[0] for row in rows] == named
         for target, row in zip(TARGETS, rows[1:], strict=True):
-            values = [
-                t["final_accuracy"]
-                for t in of_two_targets["trainings"][method]
-                if t["target"] == target
-            ]
+            own = [t for t in of_two_targets["trainings"][method] if t["target"] == target]
+            values = [t["final_accuracy"] for t in own]
             spread = abs(values[0] - values[1]) / 2**0.5
             assert row[1] == f"{number(float(np.mean(values)))} ± {number(spread)}"
         assert rows[0][4] == pytest.approx(rows[1][4] + rows[2][4])
@@ -626,19 +557,6 @@ def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path:
     assert "24 labelled tests at town and 24 labelled tests at village" in words
 
 
-def test_a_run_of_one_target_is_reported_in_one_row(
-    sites: list[Node], flat: dict[str, Any], tmp_path: Path
-) -> None:
-    results, _ = run(without(sites, "village"), flat | {"method": "kd3a", "run.expect": 3})
-    rows = list(terminal.scores(read.summary(results), "kd3a", str))
-    assert [row[0] for row in rows] == ["KD3A"]
-    chosen, _ = run(sites, flat | {"method": "kd3a", "run.name": "b"} | AT_VILLAGE)
-    rows = list(terminal.scores(read.summary(chosen), "kd3a", str))
-    assert [row[0] for row in rows] == ["KD3A"] and read.target(chosen) == "village"
-    text = page.write(chosen, tmp_path / "page.html", tmp_path).read_text()
-    assert "KD3A on village" in text and "on town" not in text
-
-
 def test_progress_names_the_target_where_there_are_several(
     sites: list[Node], flat: dict[str, Any]
 ) -> None:
@@ -657,28 +575,12 @@ def test_progress_names_the_target_where_there_are_several(
     assert "KD3A, seed 4 (1 of 2): 1 round, " in text and " on " not in text
 
 
-# ---- the commands ------------------------------------------------------------------------------
-
-
-def fedda(*words: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
-    return done.exit_code, done.stdout, done.stderr
-
-
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RunConfig, Any]]:
     """The runs that `fedda run` would perform: their settings, and how to launch them."""
     runs: list[tuple[RunConfig, Any]] = []
     monkeypatch.setattr(run_command, "perform", lambda config, how: runs.append((config, how)))
     return runs
-
-
-def test_the_option_target_chooses_the_target_of_a_run_on_a_server(
-    performed: list[Any], tmp_path: Path
-) -> None:
-    assert fedda("run", "kd3a", "--target", "village", "--dir", tmp_path)[0] == 0
-    assert fedda("run", "kd3a", "--dir", tmp_path)[0] == 0
-    assert [config.run.target for config, _ in performed] == ["village", ""]
 
 
 def test_the_option_target_names_the_targets_of_a_simulation(
@@ -688,8 +590,8 @@ def test_the_option_target_names_the_targets_of_a_simulation(
     root.mkdir()
     for site in sites:
         (root / f"{site['name']}.npz").symlink_to(site["data"])
-    words = ("run", "kd3a", "--simulate", root, "--dir", tmp_path / "runs")
-    assert fedda(*words, "--target", "town,village")[0] == 0
+    words = ("--simulate", root, "--dir", tmp_path / "runs", "--target", "town,village")
+    call("run", "kd3a", *words)
     config, how = performed[0]
     assert (config.run.target, how.target) == ("", "town,village")
     roles = {site["name"]: site["role"] for site in folders(root, how.target, {})}
@@ -701,9 +603,8 @@ def test_the_option_target_names_the_targets_of_a_simulation(
 
     flat = {"run.dir": str(tmp_path / "runs"), "method": "fedavg", "rounds": 1}
     flat |= {"model.name": "mlp", "model.hidden": "8", "train.batch-size": 16}
-    results = simulate(
-        RunConfig.parse(flat), folders(root, "town,village", {}), Journal(), "process"
-    )
+    here = folders(root, "town,village", {})
+    results = simulate(RunConfig.parse(flat), here, Journal(), "process")
     assert list(results["targets"]) == ["town", "village"]
 
 
@@ -711,13 +612,11 @@ def test_a_run_that_starts_from_another_has_no_baseline_unless_it_is_asked_for(
     performed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in (
-        ["--start-from", "first"],
-        ["-c", "run.start-from=first"],
-        ["--start-from", "first", "--baseline", "fedavg"],
-        [],
-    ):
-        assert fedda("run", "kd3a", "--dir", tmp_path, *words)[0] == 0
+    start = ("--start-from", "first")
+    for words in (start, ("-c", "run.start-from=first"), (*start, "--baseline", "fedavg"), ()):
+        call("run", "kd3a", "--dir", tmp_path, *words)
+    call("run", "kd3a", "--target", "village", "--dir", tmp_path)
+    assert performed.pop()[0].run.target == "village"
     assert [config.run.baseline for config, _ in performed] == ["", "", "fedavg", "fedavg"]
     starts = [config.run.start_from for config, _ in performed]
     assert starts == [str(tmp_path / "first"), "first", str(tmp_path / "first"), ""]
@@ -729,11 +628,9 @@ def test_a_simulation_may_have_a_target_and_no_sources(
     root = tmp_path / "root"
     root.mkdir()
     (root / "town.npz").symlink_to(without(sites, "anna", "bert", "village")[0]["data"])
-    settings = {"model.name": "mlp", "model.hidden": "16", "train.batch-size": 16}
-    config = RunConfig.parse(
-        {"run.dir": leaving["run.dir"], "method": "leaving", "rounds": 1, **settings}
-        | {"run.start-from": first}
-    )
+    settings = {"model.name": "mlp", "model.hidden": "16", "train.batch-size": 16, "rounds": 1}
+    settings |= {"run.dir": leaving["run.dir"], "method": "leaving", "run.start-from": first}
+    config = RunConfig.parse(settings)
     here = folders(root, "town", {})
     rehearse(config, here)
     assert simulate(config, here, Journal(), "process")["final_accuracy"] is not None
@@ -746,15 +643,15 @@ def test_predict_and_export_ask_which_of_several_models(
 ) -> None:
     run(sites, flat | {"method": "fedavg", "rounds": 1})
     folder, town = Path(flat["run.dir"]) / "run", sites[2]["data"]
-    code, _, err = fedda("predict", folder, town)
-    assert code == 1 and f"the folder of one training: {folder}/fedavg-0-town, " in err
-    code, out, _ = fedda("predict", folder / "fedavg-0-village", town)
-    assert code == 0 and out.startswith("file,class,probability")
-    code, _, err = fedda("export", folder)
-    assert code == 1 and "fedavg-0-town, fedavg-0-village: choose by" in err
+    said = call("predict", folder, town, code=1, columns=200).stderr
+    assert f"the folder of one training: {folder}/fedavg-0-town, " in said
+    predicted = call("predict", folder / "fedavg-0-village", town).stdout
+    assert predicted.startswith("file,class,probability")
+    said = call("export", folder, code=1, columns=200).stderr
+    assert "fedavg-0-town, fedavg-0-village: choose by" in said
     (folder / "config.json").write_text(json.dumps({"method": "fedavg", "run.seeds": "0"}))
-    code, _, err = fedda("export", folder, "--target", "city")
-    assert code == 1 and "fedavg-0-city has no model.safetensors" in err
+    said = call("export", folder, "--target", "city", code=1, columns=200).stderr
+    assert "fedavg-0-city has no model.safetensors" in said
 
 
 def test_a_roster_is_read_as_it_was_written() -> None:
@@ -773,8 +670,5 @@ def test_a_roster_takes_over_the_ids_of_a_later_one() -> None:
     (aim,) = later.aims("village")
     taken = roster.taking(aim)
     ids = {n.name: n.id for n in roster.nodes}
-    assert {n.name: n.id for n in taken.nodes} == {
-        "anna": ids["anna"] + 50,
-        "town": ids["town"],  # which is not in the other roster
-        "village": ids["village"] + 50,
-    }
+    later_ids = {name: ids[name] + 50 for name in ("anna", "village")}  # town is in one only
+    assert {n.name: n.id for n in taken.nodes} == ids | later_ids

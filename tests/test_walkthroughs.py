@@ -103,12 +103,8 @@ def test_three_machines(terminals: Terminals, tmp_path: Path) -> None:
     """The server, a source and the target in folders of their own; both sites' data are ./scans."""
     port, admin = (terminals.port() for _ in range(2))
     ports = f"--port {port} --admin-port {admin} --reserved"
-    changes = {
-        "hub.example.org": "127.0.0.1",
-        "0.0.0.0": "127.0.0.1",
-        "--port 8443": ports,
-        ":8443": f":{port}",
-    }
+    changes = {"hub.example.org": "127.0.0.1", "0.0.0.0": "127.0.0.1"}
+    changes |= {"--port 8443": ports, ":8443": f":{port}"}
     lines = commands("three-machines.md", changes)
     server, sites = tmp_path / "server", [tmp_path / "clinic-a", tmp_path / "clinic-b"]
     digits.build(tmp_path / "digits", seed=0, train=120, test=40)
@@ -205,9 +201,8 @@ def test_the_example_of_fruda(terminals: Terminals, tmp_path: Path) -> None:
     program = ROOT / "examples" / "fruda.py"
     command = f"{sys.executable} {program} --images 300 --out {tmp_path / 'made'}"
     lines = terminals.run(command, tmp_path).splitlines()[-4:]
-    found = [
-        re.match(r"(\d+) degrees learned from (\d+): ([\d.]+) % by", line) for line in lines[:3]
-    ]
+    told = r"(\d+) degrees learned from (\d+): ([\d.]+) % by"
+    found = [re.match(told, line) for line in lines[:3]]
     assert [each and each[1] for each in found] == ["20", "40", "60"]
     assert all(each and each[2] in {"0", "20", "40"} - {each[1]} for each in found)
     assert Path(lines[3].removeprefix("page: ")).is_file()

@@ -85,8 +85,6 @@ def test_what_is_no_host_is_refused(text: str) -> None:
         host(text)
 
 
-# ---- proxies -------------------------------------------------------------------------------------
-
 HUB = Address("hub.example.org", 8443)
 
 

@@ -6,25 +6,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import fedda
+from clients.site.memory import Site
 from fedda import data, models
-from fedda.cli import app
 from fedda.cli.its_files import OPTIONS
 from fedda.config.inputs import Inputs
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Reading, naming
 from fedda.errors import ConfigError, DataError, FeddaError
+from tests.command_lines import call
 
 NAMES = ("age", "chol", "sex", "zinc")
-FEW: Any = {
-    "model_name": "mlp",
-    "model_hidden": "8",
-    "rounds": 6,
-    "train_batch_size": 30,
-    "train_lr": 0.1,
-}
+FEW: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 6}
+FEW |= {"train_batch_size": 30, "train_lr": 0.1}
 
 
 def patients(seed: int, n: int = 80) -> pd.DataFrame:
@@ -69,19 +64,17 @@ def test_a_table_is_predicted_by_the_names_of_its_columns(run: fedda.Run, tmp_pa
     assert np.mean([a == b for a, b in zip(wanted, ["well", "ill"] * 40, strict=True)]) > 0.8
     mixed = new[["zinc", "sex", "chol", "age"]].assign(bmi=5.0, ward="a")
     mixed.to_csv(tmp_path / "mixed.csv", index=False)
-    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "mixed.csv")])
-    assert found.exit_code == 0, found.output
+    found = call("predict", model, tmp_path / "mixed.csv")
     assert [line.split(",")[1] for line in found.output.splitlines()[1:]] == wanted
     assert run.model.predict(mixed) == run.model.predict(tmp_path / "mixed.csv") == wanted
     other = mixed.rename(columns={"age": "years"})
     other.drop(columns="ward").to_csv(tmp_path / "other.csv", index=False)
-    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "other.csv")])
-    assert found.exit_code == 1 and "lacks 'age'" in found.output
+    assert "lacks 'age'" in call("predict", model, tmp_path / "other.csv", code=1).output
     with pytest.raises(DataError, match="lacks 'age'"):
         run.model.predict(other)
-    turned = ["--columns", "values=chol+age+sex+zinc"]
-    found = CliRunner().invoke(app, ["predict", str(model), str(tmp_path / "mixed.csv"), *turned])
-    assert found.exit_code == 1 and "in another order" in found.output
+    turned = ("--columns", "values=chol+age+sex+zinc")
+    found = call("predict", model, tmp_path / "mixed.csv", *turned, code=1)
+    assert "in another order" in found.output
 
 
 def test_arrays_that_name_their_columns_are_compared_too(run: fedda.Run, tmp_path: Path) -> None:
@@ -112,11 +105,8 @@ def test_frames_of_a_program_bring_their_names(tmp_path: Path) -> None:
 
 def test_a_run_does_not_choose_a_sites_columns(sites: Path) -> None:
     """What a server says of columns is not followed: the site trains on those that it offers."""
-    from fedda.halves import load
-
-    site = load("clients", "site.memory").Site(
-        {"role": "source", "name": "east", "data": str(sites / "east.csv"), "reproducible": True}
-    )
+    node = {"role": "source", "name": "east", "data": str(sites / "east.csv")}
+    site = Site(node | {"reproducible": True})
     assert site.offer()["columns"] == list(NAMES)
     assert site.training(Inputs((4,), columns=("zinc",))).shape == (4,)
 
@@ -154,15 +144,12 @@ ODD = {
 def test_columns_that_may_be_no_measurements_are_named(kind: str, tmp_path: Path) -> None:
     more, warning = ODD[kind]
     pd.concat([pd.DataFrame(more), patients(0)], axis=1).to_csv(tmp_path / "a.csv", index=False)
-    done = CliRunner().invoke(app, ["data", "check", str(tmp_path / "a.csv")])
-    assert done.exit_code == 0 and warning in " ".join(done.output.split())
-    assert data.describe(tmp_path / "a.csv", "source").shape == (
-        4 + ("row numbers" not in warning),
-    )
-
-
-def test_plain_measurements_raise_no_warning(sites: Path) -> None:
-    assert not data.describe(sites / "east.csv", "source").warnings
+    done = call("data", "check", tmp_path / "a.csv")
+    assert warning in " ".join(done.output.split())
+    (width,) = data.describe(tmp_path / "a.csv", "source").shape
+    assert width == 4 + ("row numbers" not in warning)
+    patients(0).to_csv(tmp_path / "plain.csv", index=False)
+    assert not data.describe(tmp_path / "plain.csv", "source").warnings
 
 
 @pytest.mark.parametrize(
@@ -253,19 +240,13 @@ def test_sites_with_labels_of_other_names_columns_to_leave_out_and_decimal_comma
         european: Any = {"sep": ";", "decimal": ","} if name == "south" else {}
         frame.to_csv(sites / f"{name}.csv", index=False, **european)
     columns = "label=outcome,south:label=diagnosis,west:label=Diagnose,drop=visit"
-    south = data.describe(
-        sites / "south.csv", "source", reading=Reading(columns=columns).at("south")
-    )
+    its = Reading(columns=columns).at("south")
+    south = data.describe(sites / "south.csv", "source", reading=its)
     assert south.shape == (2,) and south.counts == {"0": 40, "1": 40}
-    x = data.load_source(sites / "south.csv", reading=Reading(columns=columns).at("south")).x
+    x = data.load_source(sites / "south.csv", reading=its).x
     assert 30 < float(x[:, 0].mean()) < 70  # "50,3" is fifty
-    about = {
-        "rounds": 3,
-        "run_refine": "none",
-        "baseline": "none",
-        "quiet": True,
-        "preset": "table",
-    }
+    about: Any = {"rounds": 3, "run_refine": "none", "baseline": "none", "quiet": True}
+    about["preset"] = "table"
     run = fedda.simulate(sites, "west", "fedavg", columns=columns, dir=tmp_path / "r", **about)
     assert len(run.model.predict(sites / "north.csv")) == 80  # its columns are found by name
     with pytest.raises(DataError, match="no column nowhere to leave out"):

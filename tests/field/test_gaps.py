@@ -8,19 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import fedda
+from clients.site.memory import Site
 from fedda import data, models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.config.inputs import Inputs, Missing
 from fedda.data import Reading
 from fedda.data.own_columns import OwnColumns
 from fedda.errors import ConfigError, DataError, FeddaError
-from fedda.halves import load
 from fedda.models import blank
 from fedda.settings import RunConfig, Task
+from tests.command_lines import call
 
 NAN = float("nan")
 FEW: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 2, "train_batch_size": 30}
@@ -92,8 +91,8 @@ def test_gaps_are_refused_by_default_and_the_check_says_how_to_take_them(tmp_pat
     with pytest.raises(DataError, match=refused):
         found.check_fit(("0", "1"), "", "refuse")
     found.check_fit(("0", "1"), "", "mean")
-    done = CliRunner().invoke(app, ["data", "check", str(site), "--min-images", "2"])
-    assert done.exit_code == 0 and "in the column chol" in done.output.replace("\n", " ")
+    done = call("data", "check", site, "--min-images", 2)
+    assert "in the column chol" in done.output.replace("\n", " ")
 
 
 def test_tests_are_filled_by_what_the_training_rows_have(tmp_path: Path) -> None:
@@ -137,14 +136,13 @@ def test_sites_with_other_gaps_train_together_and_the_model_predicts(
     new, y = patients(60, 5, gone=20)
     assert (run.model.predict(new) == y.astype(str)).mean() > 0.8
     every = saved(tmp_path / "new.npz", x=new)
-    found = CliRunner().invoke(app, ["predict", str(tmp_path / "r"), str(every)])
+    found = call("predict", tmp_path / "r", every)
     labels = [line.split(",")[1] for line in found.output.splitlines() if line[0].isdigit()]
     assert labels == run.model.predict(new)
     few = saved(tmp_path / "few.npz", x=new[:5])
-    told = CliRunner().invoke(app, ["predict", str(tmp_path / "r"), str(few)])
-    assert told.exit_code == 1 and "5 vectors, too few" in told.output
-    alike = ["predict", str(tmp_path / "r"), str(few), "--like", str(every)]
-    for a, b in zip(csv_of(CliRunner().invoke(app, alike)), csv_of(found)[:5], strict=True):
+    assert "5 vectors, too few" in call("predict", tmp_path / "r", few, code=1).output
+    alike = call("predict", tmp_path / "r", few, "--like", every)
+    for a, b in zip(csv_of(alike), csv_of(found)[:5], strict=True):
         assert a[:2] == b[:2] and a[2:] == pytest.approx(b[2:], rel=1e-4)
 
 
@@ -170,7 +168,7 @@ def test_a_run_that_refuses_gaps_says_so_before_it_trains(tmp_path: Path) -> Non
         fedda.simulate(sites, "town", "fedavg", quiet=True, **FEW)
     place = saved(tmp_path / "a.npz", x=sites["anna"][0], y=sites["anna"][1])
     node = {"role": "source", "name": "anna", "data": str(place)}
-    site = load("clients", "site.memory").Site(node)
+    site = Site(node)
     task = Task(method="fedavg", shape="4", class_names="0\n1")
     with pytest.raises(DataError, match="4 rows"):
         site.check_fit(task)

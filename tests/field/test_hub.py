@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import fedda
 from fedda import data
-from fedda.cli import app
 from fedda.data import table
+from tests.command_lines import call
 
 arrow = pytest.importorskip("pyarrow")
 parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -65,16 +64,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch, mirror: Path | Exception) -> list[A
     return asked
 
 
-def call(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, ["data", "hub", *map(str, words)])
-
-
 def test_a_data_set_becomes_sites(
     mirror: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked, out = fetched(monkeypatch, mirror), tmp_path / "pacs"
-    done = call("flwrlabs/pacs", out)
-    assert done.exit_code == 0, done.output
+    done = call("data", "hub", "flwrlabs/pacs", out)
     assert asked == [("flwrlabs/pacs", {"repo_type": "dataset", "allow_patterns": "*.parquet"})]
     assert f"{out}/sketch: 40 examples" in done.output.replace("\n", "")
     assert list(data.domains(out)) == list(DOMAINS)
@@ -87,13 +81,12 @@ def test_a_data_set_becomes_sites(
     about: Any = {"model_name": "mlp", "model_hidden": "8", "rounds": 1, "quiet": True}
     run = fedda.simulate(out, "sketch", "fedavg", dir=tmp_path / "run", **about)
     assert run.results.accuracy is not None
-    again = call("flwrlabs/pacs", out)
-    assert again.exit_code == 1 and "is not empty, and nothing is overwritten" in again.output
+    again = call("data", "hub", "flwrlabs/pacs", out, code=1)
+    assert "is not empty, and nothing is overwritten" in again.output
 
 
 def test_a_folder_of_its_files_needs_no_network(mirror: Path, tmp_path: Path) -> None:
-    done = call(mirror, tmp_path / "out", "--test-share", "0", "--by", "label")
-    assert done.exit_code == 0, done.output
+    call("data", "hub", mirror, tmp_path / "out", "--test-share", 0, "--by", "label")
     assert data.describe(tmp_path / "out" / "dog", "target").train == 60
 
 
@@ -109,10 +102,10 @@ def test_an_interrupted_one_leaves_no_half_and_begins_again(
         write(file, *rest)
 
     monkeypatch.setattr(table, "_write", stopped)
-    assert call("flwrlabs/pacs", tmp_path / "out").exit_code != 0
+    assert call("data", "hub", "flwrlabs/pacs", tmp_path / "out", code=None).exit_code != 0
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(table, "_write", write)
-    assert call("flwrlabs/pacs", tmp_path / "out").exit_code == 0
+    call("data", "hub", "flwrlabs/pacs", tmp_path / "out")
     assert not (tmp_path / ".out.part").exists()
     assert data.describe(tmp_path / "out" / "photo", "target").train > 20
 
@@ -121,8 +114,8 @@ def test_what_cannot_be_is_one_sentence(
     mirror: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def said(*words: str | Path) -> str:
-        done = call(*words, tmp_path / "out")
-        assert done.exit_code == 1 and "Traceback" not in done.output
+        done = call("data", "hub", *words, tmp_path / "out", code=1)
+        assert "Traceback" not in done.output
         return " ".join(done.output.split())
 
     fetched(monkeypatch, OSError("no such\nhost"))

@@ -11,13 +11,12 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
-from typer.testing import CliRunner
 
 from fedda import data
-from fedda.cli.data import app
 from fedda.data import naming
 from fedda.errors import DataError
 from fedda.library.own_data import folder_of
+from tests.command_lines import call
 
 COUNT = 6
 RIGHT: dict[str, tuple[list[Any], list[str]]] = {
@@ -164,8 +163,6 @@ def test_a_column_that_is_missing_is_named_with_those_that_are_there(tmp_path: P
         data.load_source(tmp_path / "t.csv")
 
 
-# ---- names decide where two sets meet ------------------------------------------------------------
-
 LEVELS = {"ant": 30, "bee": 120, "cow": 220}
 
 
@@ -206,9 +203,6 @@ def test_each_dataset_numbers_its_own_classes(tmp_path: Path, test: str, role: s
     assert len({name for name, _ in shades(found)}) == len({n for n, _ in shades(found)})
 
 
-# ---- the same image in training and test ---------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["folders", "csv", "parquet", "npz", "h5"])
 @pytest.mark.parametrize("role", ["source", "target"])
 @pytest.mark.parametrize("shared", [0, 2])
@@ -247,7 +241,7 @@ def test_a_test_image_that_is_trained_on_is_said(
             path = path / "t.parquet"
     said = " ".join(data.verify(path, role).warnings)
     assert (f"{shared} of the 4 test examples are also training" in said) == bool(shared)
-    shown = CliRunner().invoke(app, ["check", str(path), "--role", role, "--min-images", "2"])
+    shown = call("data", "check", path, "--role", role, "--min-images", 2)
     assert ("also training examples" in shown.output.replace("\n", " ")) == bool(shared)
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import fedda
 from fedda import data
-from fedda.cli.data import app
 from fedda.data.file_lists import lists_of
 from fedda.data.form import Reading
 from fedda.errors import DataError, FeddaError
+from tests.command_lines import call
 
 CLASSES = ("axe", "bat", "cat")
 
@@ -87,10 +86,8 @@ def test_a_domain_with_its_lists(tmp_path: Path, given: str, lists: str, ends: s
 def test_lists_are_read_by_check_and_by_runs(tmp_path: Path) -> None:
     for name in ("clipart", "real", "sketch"):
         domain(tmp_path / "net", name)
-    shown = CliRunner().invoke(
-        app, ["check", str(tmp_path / "net" / "real"), "--json", "--min-images", "2"]
-    )
-    assert shown.exit_code == 0 and json.loads(shown.stdout)["test"] == 3
+    shown = call("data", "check", tmp_path / "net" / "real", "--json", "--min-images", 2)
+    assert json.loads(shown.stdout)["test"] == 3
     assert list(data.domains(tmp_path / "net")) == ["clipart", "real", "sketch"]
     assert data.passed_over(tmp_path / "net") == ""
     run = fedda.simulate(

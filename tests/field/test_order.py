@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 from fedda import data, models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data.reader import Checked
 from fedda.errors import DataError
 from fedda.library.outcome import Model
+from tests.command_lines import call
 
 COUNT = 12
 VALUES = [10 + 20 * i for i in range(COUNT)]  # of image i, so that each can be told
@@ -85,30 +84,20 @@ def arrays(root: Path, end: str = "npz") -> Path:
 
 NUMBERS = [str(i) for i in range(COUNT)]
 PATHS = [f"img/s{i:02d}.png" for i in range(COUNT)]
+IDS, CASES = ([f"{before}{i}" for i in range(COUNT)] for before in ("k", "case "))
+IN_FILES = [f"test-0.parquet/{i}" for i in range(5)] + [f"train-0.parquet/{i}" for i in range(7)]
 IN_ARRAYS = [f"x_train/{i}" for i in range(7)] + [f"x_test/{i}" for i in range(5)]
 FORMS: dict[str, tuple[Callable[[Path], Path], list[str], list[str]]] = {
     "csv": (csv_table, NUMBERS, PATHS),
     "csv with splits": (lambda root: csv_table(root, {"split": SPLITS}), NUMBERS, PATHS),
-    "csv with ids": (
-        lambda root: csv_table(root, {"id": [f"k{i}" for i in range(COUNT)]}),
-        NUMBERS,
-        [f"k{i}" for i in range(COUNT)],
-    ),
+    "csv with ids": (lambda root: csv_table(root, {"id": IDS}), NUMBERS, IDS),
     "csv with semicolons": (lambda root: csv_table(root, None, ";"), NUMBERS, PATHS),
     "csv with tabs": (lambda root: csv_table(root, None, "\t"), NUMBERS, PATHS),
     "parquet of paths": (lambda root: parquet_table(root, "paths"), NUMBERS, PATHS),
     "parquet of names": (lambda root: parquet_table(root, "names"), NUMBERS, PATHS),
-    "parquet of bytes": (
-        lambda root: parquet_table(root, "bytes"),
-        NUMBERS,
-        [f"case {i}" for i in range(COUNT)],
-    ),
+    "parquet of bytes": (lambda root: parquet_table(root, "bytes"), NUMBERS, CASES),
     "parquet of images": (lambda root: parquet_table(root, "dicts"), NUMBERS, PATHS),
-    "parquets": (
-        folder_of_parquets,
-        [f"test-0.parquet/{i}" for i in range(5)] + [f"train-0.parquet/{i}" for i in range(7)],
-        [],
-    ),
+    "parquets": (folder_of_parquets, IN_FILES, []),
     "npz": (arrays, IN_ARRAYS, []),
     "h5": (lambda root: arrays(root, "h5"), IN_ARRAYS, []),
 }
@@ -126,16 +115,21 @@ def test_every_row_is_predicted_in_its_order(tmp_path: Path, form: str, batch: i
     assert [key for some in batches for key in some.keys] == keys
 
 
+def by_name(path: Path) -> dict[str, int]:
+    """The value of each example that predictions name."""
+    return {
+        name: int(value)
+        for its, some in data.stream(path, (1, 4, 4), 5)
+        for name, value in zip(its, some.x[:, 0, 0, 0], strict=True)
+    }
+
+
 @pytest.mark.parametrize("form", [*FORMS, "folders"])
 def test_what_a_target_trains_on_can_be_told(tmp_path: Path, form: str) -> None:
     """The names are in the order of the examples, which itself says nothing of classes."""
     path = (class_folders if form == "folders" else FORMS[form][0])(tmp_path / "x")
     x, names = data.load_target(path).x, data.names(path)
-    every = dict(
-        (name, int(value))
-        for its, some in data.stream(path, (1, 4, 4), 5)
-        for name, value in zip(its, some.x[:, 0, 0, 0], strict=True)
-    )
+    every = by_name(path)
     where = "train/" if form == "folders" else ""
     assert [every[where + name.removeprefix(where)] for name in names] == x[:, 0, 0, 0].tolist()
     assert len(set(names)) == len(names) == len(x)
@@ -150,7 +144,7 @@ def test_the_command_and_the_library_answer_row_by_row(tmp_path: Path, form: str
     x = torch.tensor(VALUES, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
     right = models.predict(models.load(model)[0], x)[:, 1].tolist()
     assert len({f"{each:.6g}" for each in right}) == COUNT
-    done = CliRunner().invoke(app, ["predict", str(model), str(path), "--batch", "5"])
+    done = call("predict", model, path, "--batch", 5)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["file"] for row in rows] == names
     assert [row["key"] for row in rows if "key" in row] == keys
@@ -163,14 +157,8 @@ def test_the_command_and_the_library_answer_row_by_row(tmp_path: Path, form: str
 def test_an_image_to_label_is_the_file_it_says(tmp_path: Path, form: str) -> None:
     path = (class_folders if form == "folders" else FORMS[form][0])(tmp_path / "x")
     count = len(data.names(path))
-    words = ["label", "--target", path, "--n", count, "--out", tmp_path / "out"]
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    assert done.exit_code == 0, done.output
-    every = {
-        name: int(value)
-        for its, some in data.stream(path, (1, 4, 4), 5)
-        for name, value in zip(its, some.x[:, 0, 0, 0], strict=True)
-    }
+    call("label", "--target", path, "--n", count, "--out", tmp_path / "out")
+    every = by_name(path)
     with (tmp_path / "out" / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == count

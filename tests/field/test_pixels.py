@@ -156,19 +156,10 @@ def windowed() -> Iterator[Trial]:
 def turned() -> Iterator[Trial]:
     for number, bits in product(range(1, 9), (8, 16)):
         v = drawn(bits)
-        up = {
-            1: v,
-            2: v[:, ::-1],
-            3: v[::-1, ::-1],
-            4: v[::-1],
-            5: v.T,
-            6: np.rot90(v, -1),
-            7: v[::-1, ::-1].T,
-            8: np.rot90(v),
-        }[number]
-        yield Trial(
-            f"orientation {number}, {bits}", tiff(v, bits, 1, orientation=number), seen(up, bits)
-        )
+        up = {1: v, 2: v[:, ::-1], 3: v[::-1, ::-1], 4: v[::-1]}
+        up |= {5: v.T, 6: np.rot90(v, -1), 7: v[::-1, ::-1].T, 8: np.rot90(v)}
+        made = tiff(v, bits, 1, orientation=number)
+        yield Trial(f"orientation {number}, {bits}", made, seen(up[number], bits))
 
 
 def twelve_bits() -> Iterator[Trial]:
@@ -198,16 +189,10 @@ def read(folder: Path, ending: str, trial: Trial) -> np.ndarray | str:
     return x[0] if len(x) == 1 else x.transpose(1, 2, 0)
 
 
-@pytest.mark.parametrize(
-    ("ending", "trials"),
-    [
-        ("png", pngs),
-        ("tif", tiffs),
-        ("tif", windowed),
-        ("tif", turned),
-        ("", twelve_bits),
-    ],
-)
+TRIALS = [("png", pngs), ("tif", tiffs), ("tif", windowed), ("tif", turned), ("", twelve_bits)]
+
+
+@pytest.mark.parametrize(("ending", "trials"), TRIALS)
 def test_each_pixel_is_right_or_refused(tmp_path: Path, ending: str, trials: Any) -> None:
     wrong, right = [], 0
     for i, trial in enumerate(trials()):
@@ -238,14 +223,9 @@ def test_dicom_is_seen_as_its_bits_say(
     held = (values & (2**stored - 1)) << (high + 1 - stored)
     if high + 1 < 16:
         held |= RNG.integers(0, 2, SHAPE) << 15  # an overlay, or nothing that is known
-    dicom(
-        tmp_path / "x.dcm",
-        held.astype(np.uint16),
-        BitsStored=stored,
-        HighBit=high,
-        PixelRepresentation=int(signed),
-        PhotometricInterpretation=photometric,
-    )
+    about: dict[str, Any] = {"BitsStored": stored, "HighBit": high}
+    about |= {"PixelRepresentation": int(signed), "PhotometricInterpretation": photometric}
+    dicom(tmp_path / "x.dcm", held.astype(np.uint16), **about)
     if order == ">":
         turn_round(tmp_path / "x.dcm")
     right = (values - low) * 255 / (2**stored - 1)
@@ -296,9 +276,6 @@ def test_dicom_windows_and_tables_are_pydicoms_or_refused(
     assert np.abs(ours - (theirs - theirs.min()) * 255 / np.ptp(theirs)).max() <= 1
 
 
-# ---- small parts of the range, and options that do not apply -------------------------------------
-
-
 def written(place: Path, values: np.ndarray, form: str) -> Path:
     """The same gray images in one of the forms that sites bring."""
     place.mkdir()
@@ -315,16 +292,12 @@ def written(place: Path, values: np.ndarray, form: str) -> Path:
             dicom(place / f"{i}.dcm", image.astype(np.uint16), BitsStored=8)
         elif form == "png16":
             (place / f"{i}.png").write_bytes(png(image.astype(np.uint16) * 257, 16, GRAY))
-        elif form == "rgb16":
+        elif form in ("rgb16", "tif16"):
             colours = np.dstack([image.astype(np.uint16) * 257] * 3)
-            (place / f"{i}.png").write_bytes(png(colours, 16, RGB))
-        elif form == "tif16":
-            colours = np.dstack([image.astype(np.uint16) * 257] * 3)
-            (place / f"{i}.tif").write_bytes(tiff(colours, 16, 2))
+            made = png(colours, 16, RGB) if form == "rgb16" else tiff(colours, 16, 2)
+            (place / f"{i}.{'png' if form == 'rgb16' else 'tif'}").write_bytes(made)
         else:
             Image.fromarray(image).save(place / f"{i}.{form}")
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
     return place
 
 
@@ -356,10 +329,8 @@ def test_an_option_that_does_not_apply_says_so(
     tmp_path: Path, form: str, reading: data.Reading, words: str
 ) -> None:
     values = RNG.integers(0, 256, (4, 16, 16)).astype(np.uint8)
-    said = " ".join(
-        data.describe(written(tmp_path / "x", values, form), "target", reading).warnings
-    )
-    assert words in said
+    found = data.describe(written(tmp_path / "x", values, form), "target", reading)
+    assert words in " ".join(found.warnings)
 
 
 def test_an_encoded_image_is_read_as_its_file(tmp_path: Path) -> None:
@@ -373,10 +344,8 @@ def test_an_encoded_image_is_read_as_its_file(tmp_path: Path) -> None:
     for i, content in enumerate(made):
         (tmp_path / "files" / f"{i}.{('png', 'tif', 'jpg')[i]}").write_bytes(content)
     model = (3, *SHAPE)
-    files, rows = (
-        [x.x for _, x in data.stream(tmp_path / name, model, 8)] for name in ("files", "a.parquet")
-    )
-    assert np.array_equal(files[0].numpy(), rows[0].numpy())
+    found = [next(data.stream(tmp_path / name, model, 8)) for name in ("files", "a.parquet")]
+    assert np.array_equal(found[0][1].x.numpy(), found[1][1].x.numpy())
 
 
 @pytest.mark.parametrize(

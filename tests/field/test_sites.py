@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 import fedda
 from clients.site.memory import Site
 from fedda import data
-from fedda.cli.data import app
 from fedda.data.load import domains, passed_over
 from fedda.errors import DataError, RunError
 from fedda.settings import Task
+from tests.command_lines import call
 
 CLASSES = ("cat", "dog", "fox")
 
@@ -93,9 +92,6 @@ def test_a_site_in_hdf5_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "notes.txt" in capsys.readouterr().err
 
 
-# ---- classes of which a site has none ------------------------------------------------------------
-
-
 def task(classes: tuple[str, ...]) -> Task:
     return Task(shape="1,8,8", class_names="\n".join(classes))
 
@@ -164,9 +160,6 @@ def test_a_class_that_two_sources_spell_in_two_ways_is_told_as_perhaps_one(tmp_p
     assert "alone name 'fox'" in told["b"] and "one class has two names" in told["b"]
 
 
-# ---- what a run would refuse, `check` refuses ----------------------------------------------------
-
-
 @pytest.mark.parametrize("name", [b"caf\xe9", b"two\nlines", b"nan", b"-1"])
 def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, name: bytes) -> None:
     place = folders(tmp_path / "x", ("cat", "dog"))
@@ -175,8 +168,8 @@ def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, nam
     Path(os.fsdecode(os.fsencode(place / "train") + b"/" + name + b"/1.png")).write_bytes(image)
     shown = ascii(os.fsdecode(name))[1:-1]
     for command in ("check", "show"):
-        done = CliRunner().invoke(app, [command, str(place)])
-        assert done.exit_code == 1 and "Traceback" not in done.output
+        done = call("data", command, place, code=1)
+        assert "Traceback" not in done.output
         assert f"'{shown}'" in done.output
     with pytest.raises(DataError, match="rename it"):
         data.load_source(place)

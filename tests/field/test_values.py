@@ -1,6 +1,7 @@
 """Values as they are: columns in raw units, dark images; the site names them, and so does a run."""
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,28 +188,23 @@ def test_masks_and_images_half_transparent_everywhere_are_refused(tmp_path: Path
         images([Image.fromarray(bands)], "x")
 
 
-@pytest.mark.parametrize(
-    "enter",
-    [
-        torch.inference_mode,
-        torch.no_grad,
-        lambda: torch.device("meta"),
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    ],
-)
-def test_modes_of_torch_change_nothing(enter: Any) -> None:
+LOWER, META = partial(torch.autocast, "cpu", dtype=torch.bfloat16), partial(torch.device, "meta")
+
+
+def test_modes_of_torch_change_nothing() -> None:
     its = vectors([1, 1, 1])
     sites: Any = {name: (its["x"], its["y"]) for name in ("anna", "bert", "town")}
     about: Any = {"target": "town", "method": "fedavg", "preset": "vectors", "rounds": 1}
     about |= {"baseline": "none", "quiet": True, "train_batch_size": 20}
 
-    def answers() -> np.ndarray:
+    def ran() -> Any:
         return fedda.simulate(sites, **about).model.probabilities(its["x"])
 
-    plain = answers()
-    with enter():
-        found = answers()
-    np.testing.assert_array_equal(found, plain)
+    plain = ran()
+    for mode in (torch.inference_mode, torch.no_grad, META, LOWER):
+        with mode():
+            found = ran()
+        np.testing.assert_array_equal(found, plain)
 
 
 def test_what_an_hdf5_file_calls_missing_is_a_gap(tmp_path: Path) -> None:

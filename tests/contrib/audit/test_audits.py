@@ -13,11 +13,9 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 from fedda import data, models
 from fedda.algorithms import kd3a
-from fedda.cli import app
 from fedda.config import ModelConfig, PrivacyConfig
 from fedda.contrib.audit import membership, properties, shares, update
 from fedda.contrib.audit.finding import Audit, collect, parse
@@ -26,6 +24,7 @@ from fedda.contrib.report.page import page
 from fedda.contrib.report.page.noted import Noted
 from fedda.errors import ConfigError, DataError
 from fedda.train import generator
+from tests.command_lines import call
 from tests.contrib.report.test_page import Read, results
 
 NAMES = ("0", "1", "2")
@@ -62,23 +61,13 @@ def site(run: Path, **changes: Any) -> Subject:
     return replace(found, **changes)
 
 
-# ---- the subject ---------------------------------------------------------------------------------
-
-
 def test_the_subject_is_the_run_and_the_sites_data(tmp_path: Path) -> None:
     s = site(made(tmp_path))
     assert (s.train.batch_size, s.train.lr, s.rounds, s.classes) == (8, 0.05, 2, 3)
     assert s.x.shape == (48, 12) and s.held is not None and s.held[0].shape == (48, 12)
     assert not s.are_images
     with pytest.raises(ConfigError, match="layers of shot"):
-        replace(s, about=replace(s.about, extension=Extended())).fresh(0)
-
-
-class Extended:
-    method = "shot"
-
-
-# ---- images from updates -------------------------------------------------------------------------
+        replace(s, about=replace(s.about, extension=models.Extension("shot", {}))).fresh(0)
 
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
@@ -117,9 +106,6 @@ def test_confidence_by_hand() -> None:
     p = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.5, 0.3]])
     phi = membership.confidences(model, p.log(), torch.tensor([0, 2]))
     assert phi.tolist() == pytest.approx([math.log(4), math.log(3 / 7)], abs=1e-6)
-
-
-# ---- membership ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("S", [6, 70])
@@ -199,19 +185,13 @@ def test_one_step_tells_the_shares_by_the_formula(tmp_path: Path) -> None:
     torch.testing.assert_close(u[:3], s.train.lr * (true - p).detach(), atol=1e-6, rtol=1e-4)
 
 
-# ---- class shares --------------------------------------------------------------------------------
-
-
 def test_one_step_leaks_and_the_mean_over_sites_does_less(tmp_path: Path) -> None:
     found = errors(shares.leaked(site(made(tmp_path, 240)), sites=9))
     assert found["step"] < 0.1 < found["guess"]
     assert found["step"] <= found["last"] <= found["mean"] + 0.05
+    few = replace(site(tmp_path / "run"), x=torch.rand(12, 12), y=torch.arange(12) % 3)
     with pytest.raises(DataError, match="needs two classes and 24 examples"):
-        shares.leaked(replace(site_of(tmp_path), x=torch.rand(12, 12), y=torch.arange(12) % 3))
-
-
-def site_of(tmp_path: Path) -> Subject:
-    return site(tmp_path / "run")
+        shares.leaked(few)
 
 
 def errors(found: Audit) -> dict[str, float]:
@@ -220,9 +200,6 @@ def errors(found: Audit) -> dict[str, float]:
     return {f.on: f.recovered["error"] for f in found.findings} | {
         "guess": found.findings[0].guess["error"]
     }
-
-
-# ---- moments, numbers and coordinates ------------------------------------------------------------
 
 
 def test_the_votes_numbers_are_what_kd3a_sends() -> None:
@@ -242,19 +219,11 @@ def test_the_vote_tells_something_where_sources_know_other_classes(tmp_path: Pat
     assert found["vote"] < found["guess"]
 
 
-# ---- the command and the page --------------------------------------------------------------------
-
-
-def run_audit(*words: object) -> Any:
-    return CliRunner().invoke(app, ["audit", *map(str, words)])
-
-
 @pytest.mark.nightly("fedda/contrib/audit")
 def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     run = made(tmp_path, 80, side=8, name="digit-cnn")  # 10 updates, 2 + 4 + 2 rows of the others
     words = ["--data", tmp_path / "clinic.npz", "--steps", 5, "--shadows", 4, "--sites", 3]
-    shown = run_audit("all", run, *words, "--epochs", 1)
-    assert shown.exit_code == 0, shown.output
+    call("audit", "all", run, *words, "--epochs", 1)
     found = json.loads((run / "findings.json").read_text())
     assert set(found) == {"update", "membership", "shares", "properties"}
     assert {(about["data"], about["seed"]) for about in found.values()} == {("clinic.npz", 0)}
@@ -263,12 +232,12 @@ def test_all_attacks_and_the_report(tmp_path: Path) -> None:
     assert told[0]["recovered"]["error"] > 0 and "secure sums" in told[0]["closed_by"]
     with Image.open(run / "recovered.png") as picture:
         assert picture.size == (10 * 104 + 8, 216)  # both models, over 1 to 16 examples
-    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    call("report", run)
     html = (run / "report.html").read_text()
     table = Read(html).tables["Audit"]
     assert len(table) == 1 + 10 + 2 + 4 + 2
     assert "<img" not in html
-    again = run_audit("membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
+    again = call("audit", "membership", run, *words[:2], "--shadows", 4, "--epochs", 1, "--json")
     assert json.loads(again.stdout)["membership"] == found["membership"]
     assert set(json.loads((run / "findings.json").read_text())) == set(found)
 
@@ -283,8 +252,7 @@ def test_what_cannot_be_attacked_is_refused(tmp_path: Path) -> None:
         ((run, "--data", tmp_path / "few.npz"), "needs 4 or more"),
         ((run, "--data", tmp_path / "gone"), "does not exist"),
     ):
-        shown = run_audit("shares", *words)
-        assert shown.exit_code == 1 and says in shown.stderr, shown.stderr
+        assert says in call("audit", "shares", *words, code=1).stderr
     assert not (run / "findings.json").exists()
 
 
@@ -293,12 +261,8 @@ FOUND: dict[str, Any] = {
         "data": "<b>clinic</b>",
         "threshold": 19.2,
         "findings": [
-            {
-                "on": "early",
-                "examples": 64,
-                "recovered": {"images": 0.0, "psnr": 10.5},
-                "guess": {"images": 0.01, "psnr": 13.2},
-            }
+            {"on": "early", "examples": 64}
+            | {"recovered": {"images": 0.0, "psnr": 10.5}, "guess": {"images": 0.01, "psnr": 13.2}}
         ],
     },
     "membership": {
@@ -307,12 +271,8 @@ FOUND: dict[str, Any] = {
         "epochs": 5,
         "noise": 1.0,
         "findings": [
-            {
-                "on": on,
-                "examples": 600,
-                "recovered": {"auc": auc, "tpr@0.001": 0, "tpr@0.01": found},
-                "guess": membership.GUESS,
-            }
+            {"on": on, "examples": 600, "guess": membership.GUESS}
+            | {"recovered": {"auc": auc, "tpr@0.001": 0, "tpr@0.01": found}}
             for on, auc, found in (("model", 0.6, 0.05), ("confidence", 0.5, 0.01))
         ],
     },
@@ -347,6 +307,15 @@ def test_no_text_of_a_file_reaches_the_page_but_names(tmp_path: Path) -> None:
 
 
 EVIL, ROW = "<evil>", FOUND["membership"]["findings"][0]
+ODD: list[dict[str, Any]] = [{"on": EVIL}, {"examples": 0}]
+ODD += [{"recovered": {"auc": 0.5}}, {"guess": {"auc": EVIL}}]
+
+
+@pytest.mark.parametrize("name", ["audit.json", "attacks.json"])
+def test_a_file_of_an_earlier_version_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    words = Read(page(results(), Noted(), collect(tmp_path))).words
+    assert f"{name} is of an earlier version; run `fedda audit` again" in words
 
 
 @pytest.mark.parametrize(
@@ -356,10 +325,7 @@ EVIL, ROW = "<evil>", FOUND["membership"]["findings"][0]
         {"update": None},
         {"update": FOUND["update"] | {"findings": []}},
         {"update": FOUND["update"] | {"threshold": EVIL}},
-        {"membership": FOUND["membership"] | {"findings": [ROW | {"on": EVIL}]}},
-        {"membership": FOUND["membership"] | {"findings": [ROW | {"examples": 0}]}},
-        {"membership": FOUND["membership"] | {"findings": [ROW | {"recovered": {"auc": 0.5}}]}},
-        {"membership": FOUND["membership"] | {"findings": [ROW | {"guess": {"auc": EVIL}}]}},
+        *({"membership": FOUND["membership"] | {"findings": [ROW | odd]}} for odd in ODD),
         {"membership": {k: v for k, v in FOUND["membership"].items() if k != "shadows"}},
         {EVIL: FOUND["update"]},
         None,
@@ -372,10 +338,3 @@ def test_a_file_in_another_format_is_left_out(tmp_path: Path, change: Any) -> No
     html = page(results(), Noted(), found)
     assert "Left out: " in html and "findings.json cannot be read" in html
     assert EVIL not in html
-
-
-@pytest.mark.parametrize("name", ["audit.json", "attacks.json"])
-def test_a_file_of_an_earlier_version_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{}")
-    words = Read(page(results(), Noted(), collect(tmp_path))).words
-    assert f"{name} is of an earlier version; run `fedda audit` again" in words

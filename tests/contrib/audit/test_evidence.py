@@ -12,7 +12,8 @@ from fedda.contrib.audit.finding import Audit, Finding
 from fedda.contrib.audit.prove import ABOVE, Proof
 from fedda.contrib.report.page import evidence
 from fedda.errors import ConfigError
-from tests.contrib.audit.test_audits import made, run_audit
+from tests.command_lines import call
+from tests.contrib.audit.test_audits import made
 from tests.contrib.report.test_page import Read
 
 
@@ -24,24 +25,16 @@ def row(attack: str, on: str, examples: int, **recovered: float) -> Finding:
 
 ERRORS = {"step": 0.1, "first": 0.5, "last": 0.3, "mean": 0.0}
 SHARES = tuple(row("shares", on, 20, error=error) for on, error in ERRORS.items())
+IMAGES = {1: 1.0, 16: 0.5, 64: 0.055}
+UPDATES = tuple(row("update", "early", n, images=x, psnr=15.0) for n, x in IMAGES.items())
+MEMBERS = (
+    row("membership", "model", 80, auc=0.7, tpr_01=0.3, tpr_001=0.02),
+    row("membership", "confidence", 80, auc=0.6, tpr_01=0.2, tpr_001=0.01),
+    row("membership", "atoms", 80, auc=0.6, tpr_01=0.2, tpr_001=0.9),
+)
 FOUND = (
-    Audit(
-        "update",
-        {"threshold": 13.2},
-        tuple(
-            row("update", "early", n, images=share, psnr=15.0)
-            for n, share in ((1, 1.0), (16, 0.5), (64, 0.055))
-        ),
-    ),
-    Audit(
-        "membership",
-        {"shadows": 4, "epochs": 1, "noise": 0.0},
-        (
-            row("membership", "model", 80, auc=0.7, tpr_01=0.3, tpr_001=0.02),
-            row("membership", "confidence", 80, auc=0.6, tpr_01=0.2, tpr_001=0.01),
-            row("membership", "atoms", 80, auc=0.6, tpr_01=0.2, tpr_001=0.9),
-        ),
-    ),
+    Audit("update", {"threshold": 13.2}, UPDATES),
+    Audit("membership", {"shadows": 4, "epochs": 1, "noise": 0.0}, MEMBERS),
     Audit("shares", {"sites": 30}, SHARES),
 )
 ROWS = [finding for audit in FOUND for finding in audit.findings]
@@ -115,7 +108,6 @@ def test_the_command_attacks_writes_and_judges(tmp_path: Path) -> None:
     policy.write_text("[audit]\nshares = 0.0\n")
     words = ["--data", tmp_path / "clinic.npz", "--steps", 2, "--shadows", 4, "--sites", 3]
     words += ["--epochs", 1, "--evidence", page, "--policy", policy]
-    shown = run_audit("all", run, *words)
-    assert shown.exit_code == ABOVE, shown.output
+    call("audit", "all", run, *words, code=ABOVE)
     about = json.loads(page.with_suffix(".json").read_text())
     assert about["above"] == ["shares"] and about["options"]["shadows"] == 4

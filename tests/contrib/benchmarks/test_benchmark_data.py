@@ -13,12 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 from scipy.io import savemat
-from typer.testing import CliRunner
 
 from fedda import data
-from fedda.cli import app
 from fedda.contrib.benchmarks import reviews
 from fedda.contrib.benchmarks.common import Options
 from fedda.contrib.benchmarks.digit_five import pixels
@@ -31,8 +28,10 @@ from fedda.settings import RunConfig
 from server.journal import Journal
 from server.simulation import folders, simulate
 from tests import benchmarks_data as make
+from tests.command_lines import call
 
-WHERE = re.compile(r"published at https?://")
+Build = Callable[[Path], Path]  # makes a benchmark's folder
+Change = Callable[[Path], object]
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +49,13 @@ def names(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-def brought(build: Callable[[Path], Path], name: str, root: Path, **options: Any) -> Path:
+def brought(build: Build, name: str, root: Path, **options: Any) -> Path:
     """Make a small copy of a benchmark and import it -> the folder OUT."""
     import_benchmark(name, build(root / "source"), root / "out", Options(**options))
     return root / "out"
 
 
-def refused(
-    build: Callable[[Path], Path], name: str, root: Path, error: type[Exception], **options: Any
-) -> str:
+def refused(build: Build, name: str, root: Path, error: type[Exception], **options: Any) -> str:
     """Check that an import fails and leaves no file -> its message."""
     source = build(root / "source")
     with pytest.raises(error) as caught:
@@ -67,9 +64,7 @@ def refused(
     return str(caught.value)
 
 
-def after(
-    build: Callable[[Path], Path], change: Callable[[Path], object]
-) -> Callable[[Path], Path]:
+def after(build: Build, change: Change) -> Build:
     """Return a builder of the layout that then makes a change in it."""
 
     def built(root: Path) -> Path:
@@ -78,9 +73,6 @@ def after(
         return root
 
     return built
-
-
-# ---- every layout ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", make.LAYOUTS)
@@ -117,7 +109,7 @@ def test_a_layout_becomes_sites_that_fedda_reads(layout: str, tmp_path: Path) ->
 
 def test_every_benchmark_has_a_test_layout_and_is_named_in_the_help() -> None:
     assert {name for name, *_ in make.LAYOUTS.values()} == set(BENCHMARKS)
-    text = CliRunner().invoke(app, ["data", "import", "--help"], terminal_width=200).output
+    text = call("data", "import", "--help", columns=200).output
     assert all(name in text for name in BENCHMARKS)
     for benchmark in BENCHMARKS.values():
         assert benchmark.url.startswith("http") and benchmark.used_by and benchmark.layout
@@ -137,9 +129,6 @@ def test_the_seed_determines_all_random_draws(layout: str, tmp_path: Path) -> No
         else:
             found.append([names(site) for site in sites])
     assert found[0] == found[1] != found[2]
-
-
-# ---- digits ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("domain", make.DIGITS.split())
@@ -173,35 +162,6 @@ def test_pixels_by_hand() -> None:
             pixels(np.array(bad), "NHW", "x")
 
 
-X, Y = make.digit_images(20, 32, 3, 0).transpose(1, 2, 3, 0), np.arange(20)[:, None] % 10
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"X": X, "y": Y + 2}, ["goes from 2 to 11", "10 for 0"]),
-        ({"X": X, "y": Y[:9]}, ["20 images and 9 labels"]),
-        ({"X": X, "y": Y + 0.5}, ["one whole number"]),
-        ({"X": X, "y": np.ones((20, 10))}, ["one 1 per row"]),
-        ({"images": X, "y": Y}, ["holds images (32, 32, 3, 20), y (20, 1)", "needed: X and y"]),
-        ({"X": X[0], "y": Y}, ["axes H, W, C, N"]),
-        ({"X": X, "y": Y * 0}, ["no training example of the class 1"]),
-        (b"MATLAB 5.0 MAT-file, damaged", ["cannot be read as a .mat"]),
-        (b"", ["cannot be read as a .mat"]),
-    ],
-)
-def test_wrong_digit_files_are_named(content: Any, words: list[str], tmp_path: Path) -> None:
-    def change(root: Path) -> None:
-        file = root / "svhn_train_32x32.mat"
-        file.write_bytes(content) if isinstance(content, bytes) else savemat(file, content)
-
-    text = refused(after(make.digit5, change), "digit5", tmp_path, DataError)
-    assert all(word in text for word in ["svhn", *words]), text
-
-
-# ---- image folders -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["link", "symlink", "copy"])
 def test_image_files_are_linked_or_copied_unchanged(how: Any, tmp_path: Path) -> None:
     out = brought(make.office31, "office31", tmp_path, files=how)
@@ -219,42 +179,8 @@ def test_stratified_against_counting(share: float) -> None:
     test = stratified(y, share, np.random.default_rng(0))
     for c, n in enumerate((1, 2, 7, 40)):
         wanted = 0 if n == 1 else max(1, min(n - 1, round(n * share)))
-        assert (
-            sum(1 for label, chosen in zip(y, test, strict=True) if label == c and chosen) == wanted
-        )
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr"), ["no folder for dslr"]),
-        (lambda r: shutil.rmtree(r / "domain_adaptation_images"), ["no folder for amazon, dslr"]),
-        (
-            lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr/images/mug"),
-            ["dslr has no images of mug"],
-        ),
-        (
-            lambda r: [
-                f.unlink() for f in (r / "domain_adaptation_images/dslr/images/mug").iterdir()
-            ],
-            ["mug holds no images"],
-        ),
-        (
-            lambda r: shutil.rmtree(r / "domain_adaptation_images/dslr/images"),
-            ["dslr holds no class folders"],
-        ),
-    ],
-)
-def test_missing_folders_are_named(
-    change: Callable[[Path], object], words: list[str], tmp_path: Path
-) -> None:
-    text = refused(after(make.office31, change), "office31", tmp_path, DataError)
-    assert all(word in text for word in words), text
-    if "dslr has no images of mug" not in words:
-        assert WHERE.search(text) and "amazon/images/<class>" in text
-
-
-# ---- lists -------------------------------------------------------------------------------------
+        chosen = [label for label, its in zip(y, test, strict=True) if its]
+        assert chosen.count(c) == wanted
 
 
 def test_published_lists_determine_the_split(tmp_path: Path) -> None:
@@ -265,69 +191,12 @@ def test_published_lists_determine_the_split(tmp_path: Path) -> None:
     assert y.tolist() == [c for c in range(7) for _ in range(3)]
 
 
-LIST = "pacs_label/photo_train_kfold.txt"
-
-
-def edited(old: str, new: str, file: str = LIST) -> Callable[[Path], object]:
-    def change(root: Path) -> None:
-        text = (root / file).read_text()
-        assert old in text
-        (root / file).write_text(text.replace(old, new))
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 8"), ["line 2", "label 8", "1 to 7"]),
-        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 0"), ["line 2", "label 0", "1 to 7"]),
-        (edited("photo/dog/0001.png 1", "photo/dog/0001.png 3"), ["line 2", "line 7", "giraffe"]),
-        (edited("photo/dog/0002.png", "photo/dog/none.png"), ["line 3", "photo/dog/none.png"]),
-        (edited("photo/dog/0002.png", "/etc/passwd"), ["line 3", "no path below"]),
-        (edited("photo/dog/0002.png", "photo/../../x.png"), ["line 3", "no path below"]),
-        (edited("photo/dog/0002.png", "photo/dog/2.txt"), ["line 3", "is no image"]),
-        (edited("photo/dog/0001.png 1", "photo/dog/0001.png"), ["line 2", "path and label"]),
-        (lambda r: (r / LIST).write_text("\n"), ["names no images"]),
-        (lambda r: (r / LIST).write_bytes(b"\xff\x00"), ["cannot be read"]),
-        (lambda r: (r / LIST).unlink(), ["photo_train_kfold.txt", "--test-share", "published at"]),
-    ],
-)
-def test_wrong_lists_are_named_with_the_line(
-    change: Callable[[Path], object], words: list[str], tmp_path: Path
-) -> None:
-    text = refused(after(make.pacs, change), "pacs", tmp_path, DataError)
-    assert all(word in text for word in ["photo", *words]), text
-
-
-# ---- features ----------------------------------------------------------------------------------
-
-
 def test_features_keep_their_labels_counted_from_0(tmp_path: Path) -> None:
     found = arrays(brought(make.surf, "office-caltech10", tmp_path, features=3) / "caltech")
     for split in ("train", "test"):
         assert found[f"x_{split}"].shape[1] == 3 and found[f"x_{split}"].dtype == np.float32
         assert (found[f"x_{split}"][:, 0] == found[f"y_{split}"]).all()
     assert found["classes"].tolist() == [*make.OFFICE10]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"fts": np.zeros((4, 2)), "labels": np.arange(4) * 5}, ["go from 0 to 15", "1 to 10"]),
-        ({"fts": np.zeros((4, 2)), "labels": np.arange(3)}, ["(4, 2) and 3 labels"]),
-        ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts or feas"]),
-    ],
-)
-def test_wrong_features_are_named(
-    content: dict[str, np.ndarray], words: list[str], tmp_path: Path
-) -> None:
-    build = after(make.surf, lambda root: savemat(root / "dslr_SURF_L10.mat", content))
-    text = refused(build, "office-caltech10", tmp_path, DataError)
-    assert all(word in text for word in ["dslr_SURF_L10.mat", *words]), text
-
-
-# ---- reviews -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["svmlight", "svmlight-1", "amazon.npz", "amazon.mat"])
@@ -350,31 +219,6 @@ def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> Non
             assert sorted(numbers[0] + numbers[1]) == list(range(12))
 
 
-# ---- rotated digits ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("train-labels.idx1-ubyte", b"\0\0\x08\x03", ["begins with 00000803", "00000801"]),
-        ("train-labels.idx1-ubyte", make.idx(np.zeros(9)), ["240 images", "9 labels"]),
-        ("train-labels.idx1-ubyte", make.idx(np.full(240, 11)), ["the label 11"]),
-        ("train-labels.idx1-ubyte", make.idx(np.zeros(9))[:-1], ["8 bytes for 9"]),
-        ("t10k-images-idx3-ubyte.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], ["cannot be read"]),
-        ("t10k-images-idx3-ubyte.gz", b"", ["begins with :"]),
-    ],
-)
-def test_wrong_idx_files_are_named(
-    file: str, content: bytes, words: list[str], tmp_path: Path
-) -> None:
-    build = after(make.mnist, lambda root: (root / file).write_bytes(content))
-    text = refused(build, "rotated-mnist", tmp_path, DataError)
-    assert all(word in text for word in [file, *words]), text
-
-
-# ---- spectrograms ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mels", "n_fft", "rate"), [(3, 16, 8000), (40, 512, 16000)])
 def test_mel_bank_against_loops(mels: int, n_fft: int, rate: int) -> None:
     twin = torch.tensor(make.mel_bank_twin(mels, n_fft, rate), dtype=torch.float64)
@@ -391,8 +235,27 @@ def test_each_microphones_range_is_scaled_to_bytes(tmp_path: Path) -> None:
     assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values between c and c + 1
 
 
-def other_rate(root: Path) -> None:
-    make.sound(root / "USB" / "yes" / "9.wav", 440, rate=4000)
+def put(file: str, content: Any) -> Change:
+    """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
+
+    def change(root: Path) -> None:
+        if isinstance(content, bytes):
+            (root / file).write_bytes(content)
+        elif isinstance(content, dict):
+            savemat(root / file, content)
+        else:
+            np.save(root / file, content)
+
+    return change
+
+
+def edited(old: str, new: str) -> Change:
+    def change(root: Path) -> None:
+        text = (root / LIST).read_text()
+        assert old in text
+        (root / LIST).write_text(text.replace(old, new))
+
+    return change
 
 
 def slower_microphone(root: Path) -> None:
@@ -407,47 +270,83 @@ def eight_bits(root: Path) -> None:
     file.write_bytes(head)
 
 
-@pytest.mark.parametrize(
-    ("build", "change", "words"),
-    [
-        (make.recordings, other_rate, ["9.wav", "4000", "8000", "one rate"]),
-        (make.recordings, slower_microphone, ["ReSpeaker", "8000", "USB", "4000"]),
-        (make.recordings, eight_bits, ["0.wav", "16-bit"]),
-        (
-            make.recordings,
-            lambda r: (r / "USB/yes/0.wav").write_bytes(b"RIFF"),
-            ["0.wav", "cannot be read"],
-        ),
-        (make.recordings, lambda r: shutil.rmtree(r / "USB/yes"), ["USB has no", "yes"]),
-        (
-            make.spectrograms,
-            lambda r: np.save(r / "Voice/train/go/0.npy", np.full((10, 12), np.nan)),
-            ["0.npy", "finite"],
-        ),
-        (
-            make.spectrograms,
-            lambda r: np.save(r / "Voice/train/go/0.npy", np.zeros((3, 3))),
-            ["one shape"],
-        ),
-        (
-            make.spectrograms,
-            lambda r: (r / "Voice/test/go/0.npy").write_bytes(b"no"),
-            ["0.npy", "numpy.save"],
-        ),
-        (make.office31, lambda r: None, ["no .npy or .wav", "published at"]),
-    ],
-)
-def test_wrong_recordings_are_named(
-    build: Callable[[Path], Path],
-    change: Callable[[Path], object],
-    words: list[str],
-    tmp_path: Path,
+X, Y = make.digit_images(20, 32, 3, 0).transpose(1, 2, 3, 0), np.arange(20)[:, None] % 10
+DIGITS: list[tuple[Any, list[str]]] = [
+    ({"X": X, "y": Y + 2}, ["goes from 2 to 11", "10 for 0"]),
+    ({"X": X, "y": Y[:9]}, ["20 images and 9 labels"]),
+    ({"X": X, "y": Y + 0.5}, ["one whole number"]),
+    ({"X": X, "y": np.ones((20, 10))}, ["one 1 per row"]),
+    ({"images": X, "y": Y}, ["holds images (32, 32, 3, 20), y (20, 1)", "needed: X and y"]),
+    ({"X": X[0], "y": Y}, ["axes H, W, C, N"]),
+    ({"X": X, "y": Y * 0}, ["no training example of the class 1"]),
+    (b"MATLAB 5.0 MAT-file, damaged", ["cannot be read as a .mat"]),
+    (b"", ["cannot be read as a .mat"]),
+]
+MUG = "domain_adaptation_images/dslr/images/mug"
+LAYOUT = ["published at http", "amazon/images/<class>"]  # where it is, and how
+FOLDERS: list[tuple[Change, list[str]]] = [
+    (lambda r: shutil.rmtree((r / MUG).parents[1]), ["no folder for dslr", *LAYOUT]),
+    (lambda r: shutil.rmtree((r / MUG).parents[2]), ["no folder for amazon, dslr", *LAYOUT]),
+    (lambda r: shutil.rmtree(r / MUG), ["dslr has no images of mug"]),
+    (lambda r: [file.unlink() for file in (r / MUG).iterdir()], ["mug holds no images", *LAYOUT]),
+    (lambda r: shutil.rmtree((r / MUG).parent), ["dslr holds no class folders", *LAYOUT]),
+]
+LIST = "pacs_label/photo_train_kfold.txt"
+LISTS: list[tuple[Change, list[str]]] = [
+    (edited("photo/dog/0001.png 1", "photo/dog/0001.png 8"), ["line 2", "label 8", "1 to 7"]),
+    (edited("photo/dog/0001.png 1", "photo/dog/0001.png 0"), ["line 2", "label 0", "1 to 7"]),
+    (edited("photo/dog/0001.png 1", "photo/dog/0001.png 3"), ["line 2", "line 7", "giraffe"]),
+    (edited("photo/dog/0002.png", "photo/dog/none.png"), ["line 3", "photo/dog/none.png"]),
+    (edited("photo/dog/0002.png", "/etc/passwd"), ["line 3", "no path below"]),
+    (edited("photo/dog/0002.png", "photo/../../x.png"), ["line 3", "no path below"]),
+    (edited("photo/dog/0002.png", "photo/dog/2.txt"), ["line 3", "is no image"]),
+    (edited("photo/dog/0001.png 1", "photo/dog/0001.png"), ["line 2", "path and label"]),
+    (put(LIST, b"\n"), ["names no images"]),
+    (put(LIST, b"\xff\x00"), ["cannot be read"]),
+    (lambda r: (r / LIST).unlink(), ["photo_train_kfold.txt", "--test-share", "published at"]),
+]
+FEATURES: list[tuple[Any, list[str]]] = [
+    ({"fts": np.zeros((4, 2)), "labels": np.arange(4) * 5}, ["go from 0 to 15", "1 to 10"]),
+    ({"fts": np.zeros((4, 2)), "labels": np.arange(3)}, ["(4, 2) and 3 labels"]),
+    ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts or feas"]),
+]
+IDX: list[tuple[str, bytes, list[str]]] = [
+    ("train-labels.idx1-ubyte", b"\0\0\x08\x03", ["begins with 00000803", "00000801"]),
+    ("train-labels.idx1-ubyte", make.idx(np.zeros(9)), ["240 images", "9 labels"]),
+    ("train-labels.idx1-ubyte", make.idx(np.full(240, 11)), ["the label 11"]),
+    ("train-labels.idx1-ubyte", make.idx(np.zeros(9))[:-1], ["8 bytes for 9"]),
+    ("t10k-images-idx3-ubyte.gz", gzip.compress(b"x" * 99, mtime=0)[:-9], ["cannot be read"]),
+    ("t10k-images-idx3-ubyte.gz", b"", ["begins with :"]),
+]
+WAVES, ARRAYS, VOICE = make.recordings, make.spectrograms, "Voice/train/go/0.npy"
+SOUNDS: list[tuple[Build, Change, list[str]]] = [
+    (WAVES, lambda r: make.sound(r / "USB/yes/9.wav", 440, 4000), ["9.wav", "4000", "8000"]),
+    (WAVES, slower_microphone, ["ReSpeaker", "8000", "USB", "4000"]),
+    (WAVES, eight_bits, ["0.wav", "16-bit"]),
+    (WAVES, put("USB/yes/0.wav", b"RIFF"), ["0.wav", "cannot be read"]),
+    (WAVES, lambda r: shutil.rmtree(r / "USB/yes"), ["USB has no", "yes"]),
+    (ARRAYS, put(VOICE, np.full((10, 12), np.nan)), ["0.npy", "finite"]),
+    (ARRAYS, put(VOICE, np.zeros((3, 3))), ["one shape"]),
+    (ARRAYS, put("Voice/test/go/0.npy", b"no"), ["0.npy", "numpy.save"]),
+    (make.office31, lambda r: None, ["no .npy or .wav", "published at"]),
+]
+SVHN, DSLR = "svhn_train_32x32.mat", "dslr_SURF_L10.mat"
+WRONG: list[tuple[str, Build, Change, list[str]]] = [
+    *(("digit5", make.digit5, put(SVHN, its), ["svhn", *words]) for its, words in DIGITS),
+    *(("office31", make.office31, change, words) for change, words in FOLDERS),
+    *(("pacs", make.pacs, change, ["photo", *words]) for change, words in LISTS),
+    *(("office-caltech10", make.surf, put(DSLR, its), [DSLR, *words]) for its, words in FEATURES),
+    *(("rotated-mnist", make.mnist, put(file, its), [file, *words]) for file, its, words in IDX),
+    *(("mic2mic-like", build, change, words) for build, change, words in SOUNDS),
+]
+
+
+@pytest.mark.parametrize(("name", "build", "change", "words"), WRONG)
+def test_what_is_wrong_is_named(
+    name: str, build: Build, change: Change, words: list[str], tmp_path: Path
 ) -> None:
-    text = refused(after(build, change), "mic2mic-like", tmp_path, DataError)
+    text = refused(after(build, change), name, tmp_path, DataError)
     assert all(word in text for word in words), text
-
-
-# ---- what is written, and what is not ----------------------------------------------------------
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
@@ -514,19 +413,10 @@ def test_options_without_an_effect_are_refused(
     assert all(word in text for word in words), text
 
 
-# ---- the command line --------------------------------------------------------------------------
-
-
-def fedda(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 def test_the_command_imports(tmp_path: Path) -> None:
     source, out = make.mnist(tmp_path / "source"), tmp_path / "out"
-    done = fedda(
-        "data", "import", "rotated-mnist", source, out, "--angles", "0,45", "--limit", "60"
-    )
-    assert done.exit_code == 0, done.output
+    few = ("--angles", "0,45", "--limit", 60)
+    done = call("data", "import", "rotated-mnist", source, out, *few)
     assert "10 classes; MNIST's training digits train" in done.output
     assert f"fedda run kd3a --simulate {out} --target 0" in done.output.replace("\n", "")
     assert re.search(r"45\W+60\W+60", done.output)
@@ -541,22 +431,19 @@ def test_the_command_imports(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_refuses_with_one_sentence(words: tuple[str, ...], message: str) -> None:
-    done = fedda("data", "import", *words)
-    assert done.exit_code == 1 and done.output.startswith("error: ") and message in done.output
+    done = call("data", "import", *words, code=1)
+    assert done.output.startswith("error: ") and message in done.output
 
 
 def test_the_list_of_benchmarks() -> None:
-    everything = fedda("data", "benchmarks").output
+    everything = call("data", "benchmarks").output
     for benchmark in BENCHMARKS.values():
         assert f"{benchmark.name}: {benchmark.title}" in everything
         assert benchmark.url.split()[0] in everything
     assert max(map(len, everything.splitlines())) < 160
-    one = fedda("data", "benchmarks", "pacs").output
+    one = call("data", "benchmarks", "pacs").output
     assert "art_painting, cartoon" in one and "Digit-Five" not in one
-    assert fedda("data", "benchmarks", "none").exit_code == 1
-
-
-# ---- a run -------------------------------------------------------------------------------------
+    call("data", "benchmarks", "none", code=1)
 
 
 @pytest.mark.nightly("fedda/contrib/benchmarks")

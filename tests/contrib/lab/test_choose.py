@@ -1,27 +1,21 @@
 """`fedda choose`: what to take without labels, and a choice by a few."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.contrib.lab.labelled import Drawn, Labels
 from fedda.contrib.lab.measured import Choice, as_markdown, most
+from tests.command_lines import call
+from tests.contrib.lab.test_label import fill
 from tests.test_refine import clouds
 
 SHORT = ("--rounds", "2", "-c", "model.name=mlp", "-c", "model.hidden=16", "--jobs", "1")
 FEDAVG, KD3A = Variant("fedavg"), Variant("kd3a")
-
-
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_without_labels_it_says_what_to_take_and_trains_nothing(root: Path, tmp_path: Path) -> None:
     words = ("--data", root, "--target", "t", "--out", tmp_path / "c", *SHORT[:-2])
-    done = call("choose", *words)
-    assert done.exit_code == 0, done.output
-    said = done.output.replace("\n", " ")
+    said = call("choose", *words).output.replace("\n", " ")
     assert "take FedAvg and AdaBN, refined: fedda run fedavg --simulate" in said
     assert f"fedda label --target {root / 't.npz'} --n 50" in said
     assert not (tmp_path / "c").exists()
@@ -48,19 +40,11 @@ def test_without_labels_it_says_what_to_take_and_trains_nothing(root: Path, tmp_
 def test_labels_choose_among_trained_methods(root: Path, tmp_path: Path) -> None:
     """The labels are those that one refined model gives, so it has all of them right."""
     out, labels = tmp_path / "c", tmp_path / "labels"
-    assert call("label", "--target", root / "t.npz", "--n", "30", "--out", labels).exit_code == 0
-    with (labels / "labels.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    call("label", "--target", root / "t.npz", "--n", 30, "--out", labels)
     images = json.loads((labels / "about.json").read_text())["images"]
-    y = clouds(120, 3, 0.1)[1]
-    with (labels / "labels.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        for row, i in zip(rows, images, strict=True):
-            writer.writerow(row | {"label": str(y[i])})
+    fill(labels, [str(clouds(120, 3, 0.1)[1][i]) for i in images])
     words = ("--data", root, "--target", "t", "--out", out, "--labels", labels, *SHORT)
-    done = call("choose", *words, "--method", "kd3a")
-    assert done.exit_code == 0, done.output
+    call("choose", *words, "--method", "kd3a")
     found = json.loads((out / "choice.json").read_text())
     assert found["labels"] == 30 and found["looks"] == 1
     assert [c["name"] for c in found["candidates"]] == ["FedAvg", "KD3A"]
@@ -70,7 +54,7 @@ def test_labels_choose_among_trained_methods(root: Path, tmp_path: Path) -> None
     assert all(Path(folder).is_dir() for folder in found["folders"])
     assert "Take " in (out / "choice.md").read_text()
     # The same command trains nothing again, and its look counts.
-    assert call("choose", *words, "--method", "kd3a").exit_code == 0
+    call("choose", *words, "--method", "kd3a")
     assert json.loads((out / "choice.json").read_text())["looks"] == 2
 
 

@@ -13,14 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import ttest_rel
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.config.sections import Flat
 from fedda.contrib.lab.comparing import train
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
@@ -39,18 +36,14 @@ from fedda.results.card import CARD
 from fedda.settings import RunConfig
 from server import simulation
 from server.journal import Journal
+from tests.command_lines import call
 from tests.local_grid import EXAMPLES, Node
 from tests.patience import PATIENCE, wait_until
 from tests.processes import alive, below, kill
 
 pytestmark = pytest.mark.usefixtures("signal_handlers")
 
-TINY: Flat = {
-    "rounds": 2,
-    "model.name": "mlp",
-    "model.hidden": "16",
-    "train.batch-size": 16,
-}
+TINY: Flat = {"rounds": 2, "model.name": "mlp", "model.hidden": "16", "train.batch-size": 16}
 OPTIONS = [word for k, v in TINY.items() for word in ("-c", f"{k}={v}")]
 Notices = list[tuple[str, str, Any]]
 
@@ -78,12 +71,8 @@ def done(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, No
 
 
 def plan(root: Path, out: Path, **other: Any) -> Plan:
-    made: dict[str, Any] = {
-        "variants": parse(["fedavg", "fedprox,mu=0.5"]),
-        "targets": ["town", "carl"],
-        "seeds": [0, 1],
-        "settings": TINY,
-    }
+    made: dict[str, Any] = {"variants": parse(["fedavg", "fedprox,mu=0.5"]), "settings": TINY}
+    made |= {"targets": ["town", "carl"], "seeds": [0, 1]}
     return Plan(root, out, **(made | other))
 
 
@@ -113,23 +102,16 @@ def score(variant: str, target: str, seed: int, last: float | None, selected: An
     return Score(variant, target, seed, last, selected, None, 1.5, 10, {"a": 0.25, "b": 0.75})
 
 
-# ---- before the first training -----------------------------------------------------------------
-
-
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """Make two domains with gray images and one with colour images."""
     draw = np.random.default_rng(0)
     for name, shape in (("a", (24, 8, 8)), ("b", (24, 8, 8)), ("c", (24, 8, 8, 3))):
         x = draw.integers(0, 256, shape, dtype=np.uint8)
-        arrays = {
-            "x_train": x,
-            "y_train": np.arange(24) % 3,
-            "x_test": x,
-            "y_test": np.arange(24) % 3,
-        }
+        y = np.arange(24) % 3
         (tmp_path / "mixed").mkdir(exist_ok=True)
-        np.savez(tmp_path / "mixed" / f"{name}.npz", **arrays)
+        place = tmp_path / "mixed" / f"{name}.npz"
+        np.savez(place, x_train=x, y_train=y, x_test=x, y_test=y)
     return tmp_path / "mixed"
 
 
@@ -143,9 +125,6 @@ def test_domains_that_do_not_fit_together_are_refused_before_training(
     assert notices == []
     right = replace(made, settings=TINY | {"input.channels": 1})  # in the same output folder
     assert right.run(1, ignore) == {}
-
-
-# ---- statistics --------------------------------------------------------------------------------
 
 
 def test_the_interval_by_hand() -> None:
@@ -193,9 +172,6 @@ def test_a_mean_needs_all_targets() -> None:
     assert MEAN not in by_target(scores[:1])["A"]  # a single target has no mean
 
 
-# ---- variants ----------------------------------------------------------------------------------
-
-
 def test_valid_variants_are_parsed() -> None:
     found = parse(["kd3a:official,vote=hard", "fedavg", "fedavg,model.hidden=20,10,kd3a"])
     assert [(v.method, v.preset, v.settings) for v in found] == [
@@ -241,9 +217,6 @@ def test_folder_names_are_stable_and_distinct() -> None:
     assert Cell(alike[0], "mnist-m", 3).name == "kd3a-cd5abd1f.mnist-m.3"
     odd = [Cell(alike[0], name, 3).name for name in ("ward 1", "ward-1", "ward/1")]
     assert len(set(odd)) == 3 and all(" " not in n and "/" not in n for n in odd)
-
-
-# ---- trainings ---------------------------------------------------------------------------------
 
 
 def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
@@ -305,9 +278,7 @@ def cells_of(text: str, heading: str) -> dict[str, dict[str, str]]:
 def test_markdown_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:
     made, _ = done
     text = as_markdown(made.scores(), "FedAvg")
-    last = {
-        (s.variant, s.target, s.seed): 100 * s.last for s in made.scores() if s.last is not None
-    }
+    last = {(s.variant, s.target, s.seed): 100 * (s.last or 0) for s in made.scores()}
     shown = cells_of(text, "Last round")
     minus = cells_of(text, "Minus FedAvg")
     for name in ("FedAvg", "FEDPROX, mu=0.5"):
@@ -360,9 +331,8 @@ def test_an_interrupted_training_resumes_with_the_same_result(
     assert [s.variant for s in made.scores()] == ["FedAvg"]
     notices.clear()
     assert made.run(1, note(notices)) == {}
-    assert [(what, value) for what, _, value in notices] == [
-        ("begin", 1), ("round", 2), ("done", None)
-    ]  # fmt: skip
+    told = [(what, value) for what, _, value in notices]
+    assert told == [("begin", 1), ("round", 2), ("done", None)]
     theirs = {(s.variant, s.target, s.seed): s.last for s in done[0].scores()}
     for mine in made.scores():
         assert mine.last == theirs[mine.variant, mine.target, mine.seed]
@@ -421,9 +391,6 @@ def test_a_failed_training_does_not_end_the_others(
     assert not (made.folder(bad) / workers.ERROR).exists()
 
 
-# ---- what is shown -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("variants", "targets", "seeds"), [(1, 1, 1), (8, 2, 2)])
 def test_the_plot_is_written(tmp_path: Path, variants: int, targets: int, seeds: int) -> None:
     scores = [
@@ -439,17 +406,10 @@ def test_the_plot_is_written(tmp_path: Path, variants: int, targets: int, seeds:
         draw(scores[:1], "", tmp_path / "no" / "c.png")
 
 
-# ---- the command -------------------------------------------------------------------------------
-
-
-def fedda(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["compare", *map(str, words)])
-
-
 def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_path: Path) -> None:
-    words = ("fedprox", "--data", root, "--target", "town", "--seeds", "1", "--jobs", "1")
-    ended = fedda(*words, "--out", tmp_path / "out", *OPTIONS)
-    assert ended.exit_code == 0, ended.output
+    words = ("compare", "fedprox", "--data", root, "--target", "town", "--seeds", 1, "--jobs", 1)
+    words += ("--out", tmp_path / "out", *OPTIONS)
+    ended = call(*words)
     assert "2/2" in ended.output and "Minus FedAvg, paired by seed" in ended.output
     out = tmp_path / "out"
     text = (out / "comparison.md").read_text()
@@ -458,22 +418,16 @@ def test_the_command_adds_the_baseline_and_writes_everything(root: Path, tmp_pat
     assert "--out out" in text and str(tmp_path) not in text
     assert len((out / "comparison.csv").read_text().splitlines()) == 3
     assert (out / "comparison.png").is_file()
-    again = fedda(*words, "--out", tmp_path / "out", *OPTIONS)
-    assert again.exit_code == 0 and "2 of them done before" in again.output
+    assert "2 of them done before" in call(*words).output
     assert (out / "comparison.md").read_text() == text
-    other = fedda(*words, "--out", tmp_path / "out", *OPTIONS, "--rounds", "3", "-c", "rounds=4")
-    assert other.exit_code == 1 and "with rounds 2, not 4" in other.output
-
-
-# ---- the oracle --------------------------------------------------------------------------------
+    other = call(*words, "--rounds", 3, "-c", "rounds=4", code=1)
+    assert "with rounds 2, not 4" in other.output
 
 
 def test_the_oracle_is_a_training_on_the_targets_own_labels(root: Path, tmp_path: Path) -> None:
     """Its numbers are those of FedAvg over two sites with the same files, one of them a source."""
-    words = ("adabn", "--data", root, "--target", "town", "--seeds", "1", "--jobs", "1")
-    batchnorm = ("-c", "model.bottleneck=4", "--oracle")
-    ended = fedda(*words, "--out", tmp_path / "out", *OPTIONS, *batchnorm)
-    assert ended.exit_code == 0, ended.output
+    words = ("compare", "adabn", "--data", root, "--target", "town", "--seeds", 1, "--jobs", 1)
+    call(*words, "--out", tmp_path / "out", *OPTIONS, "-c", "model.bottleneck=4", "--oracle")
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert [*cells_of(text, "Last round")] == ["FedAvg", "AdaBN", "Oracle"]
     assert "a bound to compare with, and no method" in text
@@ -542,8 +496,7 @@ def test_what_the_command_refuses(
     (tmp_path / "ONE").mkdir()
     (tmp_path / "ONE" / "town.npz").touch()
     (tmp_path / "R").symlink_to(root)
-    ended = fedda(*words.split())
-    assert ended.exit_code == 1, ended.output
+    ended = call("compare", *words.split(), code=1)
     assert ended.output.count("error: ") == 1 and part in ended.output, ended.output
     assert not (tmp_path / "comparison").exists()
 
@@ -562,15 +515,11 @@ def test_exit_codes_and_messages_of_the_command(
         raise trouble
 
     monkeypatch.setattr(simulation, "simulate", simulate)
-    words = ("fedavg", "--data", root, "--target", "town", "--seeds", "2", "--jobs", "1")
-    ended = fedda(*words, "--out", tmp_path, *OPTIONS)
-    assert ended.exit_code == code, ended.output
+    words = ("compare", "fedavg", "--data", root, "--target", "town", "--seeds", 2, "--jobs", 1)
+    ended = call(*words, "--out", tmp_path, *OPTIONS, code=code)
     assert part in ended.output
     if code == 1:
         assert f"traceback: {tmp_path / 'cells'}" in ended.output
-
-
-# ---- processes ---------------------------------------------------------------------------------
 
 
 def accuracies_of(made: Plan) -> list[tuple[str, str, int, float | None]]:

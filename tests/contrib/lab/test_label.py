@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy.stats import binom
-from typer.testing import CliRunner
 
 import fedda
-from fedda.cli import app
 from fedda.contrib.lab import labelled
 from fedda.errors import DataError
+from tests.command_lines import call
 
 
 def test_an_interval_by_hand() -> None:
@@ -53,21 +52,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     x, _ = site(3)
     np.savez(root / "t.npz", x_train=x)
-    fedda.simulate(
-        {"a": site(1), "b": site(2), "t": root / "t.npz"},
-        "t",
-        "fedavg",
-        dir=root / "run",
-        rounds=4,
-        model_name="mlp",
-        model_hidden="16",
-        quiet=True,
-    )
+    sites = {"a": site(1), "b": site(2), "t": root / "t.npz"}
+    few: Any = {"rounds": 4, "model_name": "mlp", "model_hidden": "16", "quiet": True}
+    fedda.simulate(sites, "t", "fedavg", dir=root / "run", **few)
     return root
-
-
-def run(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, ["label", *map(str, words)])
 
 
 def fill(folder: Path, labels: list[str]) -> None:
@@ -84,8 +72,7 @@ def fill(folder: Path, labels: list[str]) -> None:
 
 def test_images_are_drawn_labelled_and_models_judged(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    drawn = run("--target", place / "t.npz", "--n", "30", "--out", out)
-    assert drawn.exit_code == 0, drawn.output
+    drawn = call("label", "--target", place / "t.npz", "--n", 30, "--out", out)
     assert "30 of 90 images" in drawn.output and "50: 24" in drawn.output
     rows = json.loads((out / "about.json").read_text())["images"]
     with np.load(place / "t.npz") as file:
@@ -94,11 +81,9 @@ def test_images_are_drawn_labelled_and_models_judged(place: Path, tmp_path: Path
         shown = np.asarray(Image.open(out / f"{number:04d}.png"))
         assert np.array_equal(shown, x[rows[number - 1]])
     fill(out, [str(row % 3) for row in rows[:20]])
-    judged = run("--target", place / "t.npz", "--out", out, "--model", place / "run")
-    assert judged.exit_code == 0, judged.output
-    assert "20 of 30 images labelled, look 1" in judged.output
-    again = run("--target", place / "t.npz", "--out", out, "--model", place / "run")
-    assert "look 2" in again.output
+    judge = ("label", "--target", place / "t.npz", "--out", out, "--model", place / "run")
+    judged, again = call(*judge), call(*judge)
+    assert "20 of 30 images labelled, look 1" in judged.output and "look 2" in again.output
     (one,), (two,) = (
         [line for line in r.output.splitlines() if "%, from" in line] for r in (judged, again)
     )
@@ -107,13 +92,13 @@ def test_images_are_drawn_labelled_and_models_judged(place: Path, tmp_path: Path
 
 def test_bad_input_is_one_sentence(place: Path, tmp_path: Path) -> None:
     def said(*words: str | Path) -> str:
-        result = run(*words)
-        assert result.exit_code == 1 and "Traceback" not in result.output
+        result = call("label", *words, code=1)
+        assert "Traceback" not in result.output
         return result.output
 
     assert "the target has 90 images" in said("--target", place / "t.npz", "--n", "91")
     out = tmp_path / "out"
-    run("--target", place / "t.npz", "--n", "10", "--out", out)
+    call("label", "--target", place / "t.npz", "--n", 10, "--out", out)
     assert "holds something already" in said("--target", place / "t.npz", "--out", out)
     judge = "--target", place / "t.npz", "--out", out, "--model", place / "run"
     assert "no label in its first row" in said(*judge)

@@ -31,14 +31,8 @@ STEP: dict[str, Any] = {
 
 
 def extended(name: str = "mlp", d: tuple[int, ...] = (5,)) -> models.Model:
-    extension = models.Extension("autodial", {})
-    return models.build(
-        ModelConfig(name=name, hidden="6" if name == "mlp" else ""),
-        d,
-        3,
-        seed=0,
-        extension=extension,
-    )
+    config = ModelConfig(name=name, hidden="6" if name == "mlp" else "")
+    return models.build(config, d, 3, seed=0, extension=models.Extension("autodial", {}))
 
 
 def test_the_mixture_by_hand() -> None:
@@ -110,9 +104,6 @@ def test_a_network_without_batchnorm_is_refused() -> None:
         extended("lenet", (1, 28, 28))
 
 
-# ---- whole rounds ------------------------------------------------------------------------------
-
-
 def in_one_place(
     model: models.Model, nodes: dict[str, Node], mixes: bool, weight: float
 ) -> dict[str, Tensor]:
@@ -158,9 +149,7 @@ def test_one_step_per_round_is_a_step_on_the_joint_loss(domains: list[Node], sch
     assert set(bench.strategy.weights) == {*SOURCES}
 
 
-def test_the_next_model_has_each_sides_moments_and_the_targets_mixture(
-    domains: list[Node],
-) -> None:
+def test_the_next_model_has_each_sides_moments_and_the_targets_mixture(domains: list[Node]) -> None:
     bench = Bench(domains, "autodial", **STEP)
     found, _ = bench.round()
     name = next(n for n in found if n.endswith("alpha")).removesuffix("alpha")

@@ -23,8 +23,6 @@ from tests.reference import centring as twin
 pytestmark = pytest.mark.usefixtures("fresh_sites")
 
 LATER: dict[str, Any] = {"centring__plain_share": 0.5}
-
-
 AT_ONCE: dict[str, Any] = {"centring__plain_share": 0.0}
 
 
@@ -74,9 +72,6 @@ def replies_with(bench: Bench, name: str) -> list[Arrays]:
     """The arrays of this name in all replies."""
     found = (records.read(r.content)[0] for r in bench.grid.replies if "arrays" in r.content)
     return [arrays[name].unpack() for arrays in found if name in arrays]
-
-
-# ---- the formulas ------------------------------------------------------------------------------
 
 
 def test_a_class_moves_by_hand() -> None:
@@ -133,9 +128,6 @@ def test_noise_is_as_large_as_it_says_and_only_on_what_is_told() -> None:
     assert not far.equal(found)
 
 
-# ---- the rounds --------------------------------------------------------------------------------
-
-
 def test_sources_train_on_what_the_twin_moves(domains: list[Node], tmp_path: Path) -> None:
     """FedAvg's sources on data that were moved beforehand send the same models."""
     sites = rewritten(domains, tmp_path / "vectors", vectors)
@@ -185,9 +177,6 @@ def test_means_and_round_survive_a_restart_of_the_server(domains: list[Node]) ->
     assert not replies_with(again, "means")
 
 
-# ---- what may leave ----------------------------------------------------------------------------
-
-
 def told(domains: list[Node], **changes: Any) -> Arrays:
     """The means that a target with other settings sends; its steps are over all its examples."""
     bench = trained([*domains[:-1], domains[-1] | changes], train__batch_size=64)
@@ -212,18 +201,22 @@ def test_a_class_of_few_examples_stays_untold(domains: list[Node], tmp_path: Pat
     assert not means["mu"][~means["known"]].any() and means["mu"][means["known"]].any()
 
 
-def test_a_target_without_any_class_of_enough_examples_refuses(
-    domains: list[Node], caplog: pytest.LogCaptureFixture
+FORBIDDEN = json.dumps({"leaving": {"statistics": False}})
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"min-images": 48}, "gives no class to 48 or more of this site's 48 examples"),
+        ({"policy": FORBIDDEN}, "The policy lets no statistics leave (leaving.statistics)"),
+    ],
+)
+def test_a_target_without_any_class_of_enough_examples_or_leave_refuses(
+    domains: list[Node], caplog: pytest.LogCaptureFixture, own: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(QuorumError):
-        told(domains, **{"min-images": 48})
-    assert "gives no class to 48 or more of this site's 48 examples" in caplog.text
-
-
-def test_a_policy_forbids_statistics(domains: list[Node], caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(QuorumError):
-        told(domains, policy=json.dumps({"leaving": {"statistics": False}}))
-    assert "The policy lets no statistics leave (leaving.statistics)" in caplog.text
+        told(domains, **own)
+    assert why in caplog.text
 
 
 def test_a_policys_noise_is_on_the_means(domains: list[Node]) -> None:
@@ -261,12 +254,10 @@ def test_a_training_is_told_once_whatever_the_server_asks(
     assert all(first[n].tobytes() == other[n].tobytes() for other in again for n in first)
 
 
-def test_a_convolution_over_the_images_is_refused(domains: list[Node]) -> None:
+def test_convolutions_and_noise_on_steps_are_refused(domains: list[Node]) -> None:
+    """A convolution's inputs would be images, and noise would not hide what moves the examples."""
     with pytest.raises(ConfigError, match=r"convolution.*model\.train=bottleneck"):
         Bench(domains, "centring", **LATER, model__name="digit-cnn", model__hidden="").begin(1)
-
-
-def test_noise_on_steps_would_not_hide_what_moves_the_examples(domains: list[Node]) -> None:
     with pytest.raises(ConfigError, match="sources of centring send more"):
         Bench(domains, "centring", privacy__noise=1.0, model__norm="group")
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, optim
 
@@ -59,9 +58,6 @@ def test_the_share_that_is_kept_by_hand() -> None:
     assert [comda.kept(10, 0.2, 5), comda.kept(3, 0.2, 5), comda.kept(10, 0.7, 2)] == [5, 3, 7]
 
 
-# ---- the formulas ------------------------------------------------------------------------------
-
-
 def test_each_network_learns_what_the_other_finds_easy_by_hand() -> None:
     """The first is right about image 0 and wrong about 1, the second the other way round."""
     label = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
@@ -91,9 +87,6 @@ def test_formulas_are_those_of_plain_loops() -> None:
             for t, answers in enumerate(p, start=1):
                 Z, consensus = comda.agreed(Z, answers, t, carried)
             close(consensus, twin.consensus(p.tolist(), carried))
-
-
-# ---- a whole run -------------------------------------------------------------------------------
 
 
 def loop_of_the_target(
@@ -239,9 +232,3 @@ def test_what_may_cross(domains: list[Node], tmp_path: Path) -> None:
     assert told == [every, every]
     asked = {(c.site, c.hop) for c in crossed if c.way == "to"}
     assert asked == {*((s, "train") for s in SOURCES), ("town", "adapt"), ("town", "test")}
-
-
-@pytest.mark.parametrize("wrong", [{"forget": 1.0}, {"answers": "both"}, {"heads": "none"}])
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        comda.Config(**wrong)

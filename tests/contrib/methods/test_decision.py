@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, optim
 from torch.nn import functional as F
@@ -139,8 +138,3 @@ def test_the_target_computes_the_same_as_one_loop(
     torch.testing.assert_close(
         models.predict(models.load(file)[0], x), p.softmax(dim=1).detach(), rtol=1e-2, atol=1e-3
     )
-
-
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValidationError):
-        decision.Config(weights="sum")  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
 
@@ -56,9 +55,6 @@ def test_the_discrepancy_is_that_of_plain_loops(softmax: fact.Softmax) -> None:
     assert fact.discrepancy(one, other, softmax).item() == pytest.approx(wanted)
     answers = fact.answers(one, softmax)
     assert torch.equal(answers, one if softmax == "once" else one.softmax(dim=1))
-
-
-# ---- a whole round -----------------------------------------------------------------------------
 
 
 def batches_of(node: Node, size: int = 16) -> list[tuple[Tensor, Tensor | None]]:
@@ -205,8 +201,3 @@ def test_a_round_needs_both_sources(domains: list[Node], tmp_path: Path) -> None
     bench.grid.offline = {"anna", "bert"}
     with pytest.raises(QuorumError, match="1 source is connected, but FACT compares two"):
         bench.begin()
-
-
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValidationError):
-        fact.Config(softmax="thrice")  # type: ignore[arg-type]

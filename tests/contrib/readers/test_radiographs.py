@@ -12,16 +12,15 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.pixels.decoders.base import get_decoder
 from pydicom.uid import UID, ExplicitVRLittleEndian, JPEGLosslessSV1, RLELossless
-from typer.testing import CliRunner
 
 import fedda
 from clients.site.memory import Site
 from fedda import data, models
-from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data.cache import Cache
 from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig, Task
+from tests.command_lines import call
 
 CANARY = "CANARY"
 SCAN = np.array([[0, 100, 300, 500], [900, 1000, 4095, 65535]], np.uint16)
@@ -66,9 +65,6 @@ def naive(values: np.ndarray, low: int, high: int) -> list[list[int]]:
     span = high - low
     kept = [[min(max(int(v) - low, 0), span) for v in row] for row in values]
     return [[(2 * 255 * v + span) // (2 * span) for v in row] for row in kept]
-
-
-# ---- the window ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ending", ["png", "tif"])
@@ -176,9 +172,6 @@ def test_a_frozen_network_computes_anew_for_another_window(tmp_path: Path) -> No
     assert not torch.equal(*found)
 
 
-# ---- DICOM ---------------------------------------------------------------------------------------
-
-
 def test_a_file_is_read_by_its_rescaling_and_its_own_window(tmp_path: Path) -> None:
     stored = np.array([[0, 1000, 1024, 4095]], np.uint16)
     about: dict[str, Any] = {"BitsStored": 12, "RescaleSlope": 1, "RescaleIntercept": -1024}
@@ -217,11 +210,9 @@ def test_check_says_how_gray_is_read(tmp_path: Path) -> None:
     assert data.describe(tmp_path / "none", "target").gray == (
         "of DICOM all values that its bits can hold (0 to 4095) becomes 0 to 255"
     )
-    words = ("data", "check", tmp_path / "own", "--role", "target", "--min-images", "2")
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(
-        app, [*map(str, words), "--window=-160,240"], catch_exceptions=False
-    )
-    assert done.exit_code == 0 and "-160 to 240 (the window) become 0 to 255" in done.output
+    words = ("data", "check", tmp_path / "own", "--role", "target", "--min-images", 2)
+    done = call(*words, "--window=-160,240", columns=200)
+    assert "-160 to 240 (the window) become 0 to 255" in done.output
 
 
 def test_what_cannot_be_read_is_refused_in_a_sentence_without_the_header(
@@ -283,18 +274,13 @@ def test_a_run_over_dicom_files_keeps_nothing_of_their_headers(
         tmp_path / "sites", "town", "fedavg", dir=tmp_path / "runs" / "one", train_lr=0.1, **few
     )
     town, table = tmp_path / "sites" / "town", tmp_path / "runs" / "town.csv"
-    words = ("predict", tmp_path / "runs" / "one", town, "--out", table)
-    assert CliRunner().invoke(app, [*map(str, words)]).exit_code == 0
+    call("predict", tmp_path / "runs" / "one", town, "--out", table)
     given = done.model.predict(town)
     assert given == [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
     x = np.stack([np.asarray(image) for image in data.load_target(town).x])
     assert x.max() < 130  # without the window the same files are dark: 1800 of 4095
-    out = data.load_target(
-        town,
-        reading=data.Reading(
-            window=models.describe(tmp_path / "runs" / "one" / "model.safetensors").window
-        ),
-    ).x
+    window = models.describe(tmp_path / "runs" / "one" / "model.safetensors").window
+    out = data.load_target(town, reading=data.Reading(window=window)).x
     assert int(out.max()) == 255 and int(out.min()) == 0
     said = capfd.readouterr()
     assert CANARY not in said.out + said.err + caplog.text

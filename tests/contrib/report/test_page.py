@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from functools import cache
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.contrib.report.page import page, write
 from fedda.contrib.report.page.html import e, text
 from fedda.contrib.report.page.noted import Noted, collect
 from fedda.contrib.report.page.script import SCRIPT
 from fedda.errors import RunError
 from fedda.results.read import load
+from tests.command_lines import call
 from tests.contrib.report.test_report import SITES, first, training, without
 
 EVIL = "<script>alert('x')<\"&script>"
@@ -99,14 +97,8 @@ def results(**others: Any) -> dict[str, Any]:
         "name": "demo",
         "method": "kd3a",
         "titles": {"fedavg": "FedAvg (source-only)", "kd3a": "KD3A"},
-        "config": {
-            "rounds": 2,
-            "run.evaluate": True,
-            "kd3a.gate.low": 0.8,
-            "kd3a.gate.high": 0.95,
-            "train.lr": 0.0125,
-            "of.another.version": 3,
-        },
+        "config": {"rounds": 2, "run.evaluate": True, "train.lr": 0.0125}
+        | {"kd3a.gate.low": 0.8, "kd3a.gate.high": 0.95, "of.another.version": 3},
         "seeds": [0, 1],
         "versions": {"fedda": "0.1.0", "torch": "2.9"},
         "sites": [dict(site) for site in SITES],
@@ -127,9 +119,6 @@ def read(run: dict[str, Any], noted: Noted | None = None) -> Read:
 def column(run: dict[str, Any], method: str, key: str) -> dict[int, list[Any]]:
     """Return one number of the rounds: the values of all seeds, by round."""
     return {r: [t["rounds"][r - 1][key] for t in run["trainings"][method]] for r in (1, 2)}
-
-
-# ---- from whom each target has learned ---------------------------------------------------------
 
 
 def chain(**of_last: Any) -> dict[str, Any]:
@@ -168,9 +157,6 @@ def test_the_tree_says_who_learned_from_whom() -> None:
     assert "negative transfer" not in words
     depth = [tag for tag, _ in read(chain()).elements if tag in ("ul", "li")]
     assert depth[:6] == ["ul", "li", "ul", "li", "ul", "li"]
-
-
-# ---- nothing from outside, nothing that runs ---------------------------------------------------
 
 
 def test_the_page_loads_nothing_and_runs_its_own_script_only() -> None:
@@ -215,9 +201,6 @@ def test_every_text_is_escaped() -> None:
     assert any(EVIL in a.get("aria-label", "") for _, a in shown.elements)
     assert e("p", "<b>", title='"') == '<p title="&quot;">&lt;b&gt;</p>'
     assert text("a\nb") == "a b"
-
-
-# ---- the numbers -------------------------------------------------------------------------------
 
 
 def test_the_headline_says_what_the_results_say() -> None:
@@ -292,14 +275,8 @@ def test_troubles_are_gathered_and_marked() -> None:
         ["–", "–", "bus", "counts for fewer examples", "claims more", "1"],
     ]
     assert shown.paths("trouble") == ["M250 1000h0M750 1000h0"]
-    assert {row[0]: row[-1] for row in shown.tables["Sites"][1:]} == {
-        "clp": "2",
-        "bus": "1",
-        "tgt": "0",
-    }
-
-
-# ---- runs of all sorts -------------------------------------------------------------------------
+    counted = {row[0]: row[-1] for row in shown.tables["Sites"][1:]}
+    assert counted == {"clp": "2", "bus": "1", "tgt": "0"}
 
 
 def old() -> dict[str, Any]:
@@ -320,11 +297,6 @@ def large() -> dict[str, Any]:
             shares = dict.fromkeys(names, 1 / 40)
             one["rounds"] = [last | {"round": r, "weights": shares} for r in range(1, 201)]
     return run
-
-
-@cache
-def read_large() -> Read:
-    return read(large())
 
 
 def absent() -> dict[str, Any]:
@@ -359,14 +331,12 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_any_run_has_a_page(name: str) -> None:
-    shown = read_large() if name == "large" else read(ODD[name]())
+    shown = read(ODD[name]())
     assert {"accuracy", "bytes", "time", "sites", "events", "settings"} <= {
         a["id"] for _, a in shown.elements if "id" in a
     }
     assert "KD3A on tgt" in shown.words
-
-
-# ---- what sites noted --------------------------------------------------------------------------
+    assert "never leave a site" in shown.words and "fedda report RUN --site DIR" in shown.words
 
 
 def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt", classes: int = 2) -> None:
@@ -385,11 +355,6 @@ def write_notes(folder: Path, run: dict[str, Any], tgt: str = "tgt", classes: in
                     (place / "confusion.json").write_text(json.dumps(counts))
                     own = {"test_features": z + 1, "test_labels": np.arange(9) % classes}
                 np.savez(place / "last.npz", model="received", **facts, **own)
-
-
-def test_without_notes_the_page_says_what_to_do() -> None:
-    assert "never leave a site" in read(results()).words
-    assert "fedda report RUN --site DIR" in read(results()).words
 
 
 @pytest.mark.parametrize("tested", [80, 93])
@@ -419,26 +384,16 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     assert titles.count("cat: 15 images") == 2  # five of nine at each source, five of the tests
 
 
-# ---- the command -------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
     write_notes(tmp_path / "elsewhere", results())
-    shown = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert shown.exit_code == 0, shown.output
+    shown = call("report", tmp_path)
     assert f"page: {tmp_path / 'report.html'}" in shown.stdout.replace("\n", "")
     assert (tmp_path / "report.html").read_text() == page(load(tmp_path), Noted())
     other = tmp_path / "other.html"
-    words = ["report", str(tmp_path), "--html", str(other), "--site", str(tmp_path / "elsewhere")]
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0, shown.output
+    call("report", tmp_path, "--html", other, "--site", tmp_path / "elsewhere")
     assert "tgt (target): 18 images" in other.read_text()
-    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--site", str(tmp_path)])
-    assert (shown.exit_code, shown.stderr[:7]) == (1, "error: ")
-
-
-def test_a_page_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    assert call("report", tmp_path, "--site", tmp_path, code=1).stderr[:7] == "error: "
     with pytest.raises(RunError, match=r"cannot be written .*--html"):
         write(results(), tmp_path / "missing" / "report.html", tmp_path)

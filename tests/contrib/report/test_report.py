@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
-from typer.testing import CliRunner
 
-from fedda.cli import app
 from fedda.contrib.report.picture import plot
 from fedda.errors import RunError
 from fedda.results.progress import Display, follow
 from fedda.results.read import load, spans, summary
 from fedda.results.terminal import table
 from fedda.settings import RunConfig
+from tests.command_lines import call
 
 SITES = [
     {"name": "clp", "role": "source", "examples": 1200, "tested": 0},
@@ -149,10 +148,8 @@ def test_only_real_sites_are_said_to_count_in_tens() -> None:
     assert "by class real sites count in tens" in text
     assert cells(text, "cat")[1] == "82" and cells(text, "dog")[1] == "100"
     # 9 of 10 tests or 9 of 19 may have been right: none is not what is known
-    run["trainings"]["kd3a"][0]["answers"]["last"] = {
-        "counts": [[0, 0], [10, 20]],
-        "tests": [10, 30],
-    }
+    few = {"counts": [[0, 0], [10, 20]], "tests": [10, 30]}
+    run["trainings"]["kd3a"][0]["answers"]["last"] = few
     text = printed(run)
     assert cells(text, "cat")[1] == "0–90" and cells(text, "dog")[1] == "51–97"
 
@@ -200,11 +197,8 @@ def test_the_picture_is_drawn_from_any_results(tmp_path: Path, run: dict[str, An
     assert colours is not None
     seen = {colour for count, colour in colours if count > 20}  # a dot of 3.5 points has more
     assert {(0x00, 0x72, 0xB2), (0x77, 0x77, 0x77)} <= seen  # both methods
-
-
-def test_a_picture_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"cannot be written .*--png"):
-        plot(results(), tmp_path / "missing" / "report.png")
+        plot(run, tmp_path / "missing" / "report.png")
 
 
 def test_load_says_what_is_missing(tmp_path: Path) -> None:
@@ -234,16 +228,13 @@ def test_load_says_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.nightly("fedda/contrib/report")
 def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
-    shown = CliRunner().invoke(app, ["report", str(tmp_path)])
-    assert shown.exit_code == 0, shown.output
-    assert "75.0 ± 7.1" in shown.stdout
+    assert "75.0 ± 7.1" in call("report", tmp_path).stdout
     assert (tmp_path / "report.png").stat().st_size > 10_000
     png = tmp_path / "other.png"
-    shown = CliRunner().invoke(app, ["report", str(tmp_path), "--json", "--png", str(png)])
+    shown = call("report", tmp_path, "--json", "--png", png)
     assert json.loads(shown.stdout)["methods"]["kd3a"]["last"]["mean"] == pytest.approx(0.75)
     assert png.is_file()
-    shown = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")])
-    assert (shown.exit_code, shown.stderr[:7]) == (1, "error: ")
+    assert call("report", tmp_path / "nowhere", code=1).stderr[:7] == "error: "
 
 
 def script(rounds: int = 12) -> list[dict[str, Any]]:
@@ -335,7 +326,7 @@ def test_the_runs_of_a_folder_are_listed(tmp_path: Path) -> None:
     (tmp_path / "joined" / "journal.jsonl").touch()
     nodes = [{"name": "north", "role": "target"}, {"name": "south", "role": "source"}]
     (tmp_path / "joined" / "roster.json").write_text(json.dumps({"nodes": nodes}))
-    said = CliRunner().invoke(app, ["runs", "--dir", str(tmp_path), "--json"]).stdout
+    said = call("runs", "--dir", tmp_path, "--json").stdout
     found = {each["name"]: each for each in json.loads(said)["runs"]}
     assert (found["done"]["state"], found["done"]["accuracy"]) == ("finished", 0.5)
     assert found["begun"]["state"] == "not begun"
