@@ -472,5 +472,4 @@ def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_an_empty_value_is_not_the_current_folder(given: list[str], named: str) -> None:
-    found = CliRunner().invoke(app, given)
-    assert found.exit_code == 2 and f"{named} is empty" in found.output
+    assert f"{named} is empty" in call(*given, code=2).output
