@@ -8,6 +8,7 @@ import logging
 from typing import Protocol
 
 from fedda import models, refining
+from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.models import Model, refined
@@ -15,15 +16,24 @@ from fedda.refining import Refined
 from fedda.wire import AGREED, CHANGED, Number
 
 from . import state
-from .notes import NotedClient
-from .request import Numbers
+from .memory import Site
+from .request import Numbers, Request
 from .teacher import unrelated
 
 logger = logging.getLogger("fedda.site")
 
 
-class Refining(NotedClient, Protocol):
-    """The members of a method's client that are used here, and those that notes use."""
+class Refining(Protocol):
+    """The members of a method's client that are used here."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def data(self) -> Labelled | Unlabelled: ...
 
     def privatise(self, number: Number, value: float, images: int) -> float:
         """A number about a model's answers for so many images, as it leaves this site."""
