@@ -437,7 +437,8 @@ class FedDA(Strategy):
                 )
         with np.errstate(over="ignore", invalid="ignore"):  # which is refused below
             next_one = {e.name: found[e.name].astype(e.dtype, copy=False) for e in entries}
-        for name, value in (*found.items(), *next_one.items(), *numbers.items()):
+        whole = [(n, found[n]) for n, a in next_one.items() if a.dtype.kind != "f"]
+        for name, value in (*whole, *next_one.items(), *numbers.items()):
             if not np.isfinite(value).all():
                 raise NotFiniteError(
                     f"{by} '{name}' with values that are not finite, though all sites' replies are "
