@@ -103,6 +103,8 @@ def typed(*words: object) -> str:
 
 def reason(error: BaseException) -> str:
     """Why something failed, where the system says it in its words, without a file's name."""
+    if isinstance(error, FileExistsError):  # the system's "File exists" sounds as if that were good
+        return "a file is there, where a folder is needed"
     return getattr(error, "strerror", None) or str(error)
 
 

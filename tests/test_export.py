@@ -169,7 +169,7 @@ def test_invalid_commands_are_refused_with_a_reason(run: Path, tmp_path: Path) -
     assert f"one run, such as {run}." in refused(tmp_path)
     assert "Cannot read" in refused(tmp_path / "no.safetensors")
     (tmp_path / "file").touch()
-    assert "cannot be written" in refused(run, "--out", tmp_path / "file" / "a.onnx")
+    assert "where a folder is needed" in refused(run, "--out", tmp_path / "file" / "a.onnx")
     (run / "config.json").unlink()
     assert "give both --method and --seed" in refused(run, "--seed", 4)
 

@@ -128,7 +128,7 @@ def test_c_wins_over_rounds_and_rounds_over_presets(
     [
         ("kd3a", "digit6", "no preset 'digit6' for kd3a (did you mean digit5?); its own are paper"),
         ("fedavg", "paper", "feddadil, fruda, fwdgrl, kd3a, mdan, shot); its own are none"),
-        ("kd3a", "", "no preset '' for kd3a; its own are paper, official, and"),
+        ("kd3a", "?", "no preset '?' for kd3a; its own are paper, official, and"),
     ],
 )
 def test_an_unknown_preset_is_named_beside_the_known(

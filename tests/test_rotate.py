@@ -165,6 +165,6 @@ def test_the_command_rotates_and_refuses_wrong_angles(digits: Path, tmp_path: Pa
     assert shown.stdout.splitlines() == [
         f"{out / angle / 'data.npz'}: 30 training, 20 test" for angle in ("0", "270")
     ]
-    for angles, text in (("0,x", "whole numbers"), ("", "whole numbers"), ("9,9", "twice")):
+    for angles, text in (("0,x", "whole numbers"), (",", "whole numbers"), ("9,9", "twice")):
         shown = call("data", "rotate", digits, tmp_path / "o", "--angles", angles, code=1)
         assert text in shown.stderr
