@@ -5,7 +5,7 @@
     nightly   what is left: more of the same at length, and what depends on other programs
 
 A test is of the fast ring unless it is marked `slow` (gate) or `nightly`. A nightly test names the
-files that it is about: `@pytest.mark.nightly("server/watching", "examples/kd3a.ipynb")`. It runs in
+files that it is about: `@pytest.mark.nightly("server/watching", "fedda/plugins.py")`. It runs in
 the gate as well if one of them has changed since the last tag or `origin/main`, the nearer of both.
 """
 

@@ -633,7 +633,7 @@ def test_the_server_refuses_what_is_not_listed(
 
 IN_GATE = {method for method, _ in PARTS}
 CHECKS = pytest.mark.nightly(
-    "clients/site/doors.py", "clients/node/bridge.py", "strategies/sites/replies.py"
+    "clients/site/boundary.py", "clients/node/bridge.py", "strategies/sites/replies.py"
 )
 
 

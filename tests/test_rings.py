@@ -1,5 +1,6 @@
 """The rings of the suite."""
 
+import ast
 import os
 import subprocess
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_a_ring_has_its_tests_and_nightly_ones_of_changed_files(
     assert inside == chosen
     assert [each for each in ALL if each in inside or each in outside] == ALL
     assert len(inside) + len(outside) == len(ALL)
+
+
+def test_nightly_tests_name_files_that_are_there() -> None:
+    """A file that has moved would never let them run in the gate."""
+    named = set[str]()
+    for path in (rings.ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.nightly":
+                named |= {str(word.value) for word in node.args if isinstance(word, ast.Constant)}
+    assert len(named) > 20
+    assert {name for name in named if not (rings.ROOT / name).exists()} == {"a.py", "b.py"}
 
 
 @pytest.mark.nightly("tests/rings.py")
