@@ -75,7 +75,7 @@ def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
         assert words.splitlines()[:2] == ["round 2", "KD3A: 82.5"]
         assert tab.ask(ENLARGED) > 1.5
         csv = tab.ask("csv(document.querySelector('#bytes figure'))")
-        assert csv.splitlines()[1] == "1,1000,7,1007"  # bytes, not kB
+        assert csv.splitlines()[1] == "1,1000,1000,1000,7,7,7"  # bytes, not kB; mean and two seeds
         weights = tab.ask("csv(document.querySelectorAll('#accuracy figure')[1])")
         assert f"'{bad}" in weights and not weights.startswith("=") and f",{bad}" not in weights
         tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(out))

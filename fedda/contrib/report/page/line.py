@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from fedda.results.read import human
+
 from .axes import SIZE, axis, drawing, frame, frame_over, stripe
 from .html import Html, e, join, n
 from .parts import NOTHING, figure, folded, key, legend, note, table
@@ -224,6 +226,12 @@ def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Spot) -> s
     return f"{title}: {'; '.join(said)}. The numbers follow in a table."
 
 
+def _cell(value: float, scale: Scale) -> Html | str:
+    """A value of a table; what is shown in kB or MB is exact in a file of it."""
+    shown = scale.text(value)
+    return e("data", shown, value=f"{value:.10g}") if scale.text is human else shown
+
+
 def _numbers(curves: Sequence[Curve], scale: Scale, place: Spot, title: str) -> Html:
     """Make the table of values by round; if it is too long, of means only, then of fewer rounds."""
     columns: list[tuple[str, Values]] = []
@@ -238,7 +246,7 @@ def _numbers(curves: Sequence[Curve], scale: Scale, place: Spot, title: str) -> 
     every = math.ceil(len(columns) * rounds / CELLS)
     numbers = [r for r in range(1, rounds + 1) if r % every == 0 or r in (1, rounds)]
     rows = [
-        [name[r - 1], *(scale.text(v[r]) if r in v else NOTHING for _, v in columns)]
+        [name[r - 1], *(_cell(v[r], scale) if r in v else NOTHING for _, v in columns)]
         for r in numbers
     ]
     left_out = note(
