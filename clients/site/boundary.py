@@ -78,7 +78,7 @@ def part_of_its_role(site: Site, request: Request) -> None:
 
 
 def own_policy(site: Site, request: Request) -> None:
-    """The site's own policy lets it in, by the settings of its training."""
+    """The site's own policy lets it in; the log says once what the phase shows of examples."""
     site.gate.admit(request)
     if site.origin is not None and (text := request.stage.phase.tells):
         site.say(text)

@@ -108,6 +108,11 @@ def rounded(number: Number, value: float, images: int = 0) -> int | float:
     return float(f"{value:.{SIGNIFICANT}g}") + 0.0  # never -0
 
 
+def few_of(images: int, least: int) -> int:
+    """How many of a site's images are few: `least`, but at most a tenth of all."""
+    return max(1, min(least, images // 10))
+
+
 def check_answers(p: Tensor, least: int) -> None:
     """Check that a model answers a site's images as a trained network would.
 
@@ -121,7 +126,7 @@ def check_answers(p: Tensor, least: int) -> None:
             about these few; or the answers are infinitely sure, which takes weights of a size that
             training does not give.
     """
-    least = max(1, min(least, len(p) // 10))
+    least = few_of(len(p), least)
     usual = p.median(dim=0).values
     odd = int(((p - usual).abs().amax(dim=1) > ALIKE).sum())
     unsure = int(((p > 0).sum(dim=1) > 1).sum())
@@ -149,7 +154,7 @@ def check_spread(z: Tensor, least: int) -> None:
             so that what leaves would be about few images.
     """
     far = ((z - z.mean(dim=0)) ** 2).sum(dim=1).double()
-    few = max(1, min(least, len(z) // 10))
+    few = few_of(len(z), least)
     share = float(far.topk(few).values.sum() / far.sum().clamp_min(1e-300))
     if not 0 < share <= UNEVEN:
         raise FewImagesError(

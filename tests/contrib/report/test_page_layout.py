@@ -76,6 +76,8 @@ def test_figures_show_values_and_can_be_taken_along(tmp_path: Path) -> None:
         assert tab.ask(ENLARGED) > 1.5
         csv = tab.ask("csv(document.querySelector('#bytes figure'))")
         assert csv.splitlines()[1] == "1,1000,1000,1000,7,7,7"  # bytes, not kB; mean and two seeds
+        seconds = tab.ask("csv(document.querySelector('#time figure'))")
+        assert all(map(float, seconds.splitlines()[1].split(",")))  # and no texts such as 0.20 s
         weights = tab.ask("csv(document.querySelectorAll('#accuracy figure')[1])")
         assert f"'{bad}" in weights and not weights.startswith("=") and f",{bad}" not in weights
         tab.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(out))

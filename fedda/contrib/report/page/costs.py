@@ -69,7 +69,7 @@ def _bytes(run: RunSeries) -> Html | None:
     every = (v for of in curves.values() for c in of for v in c.mean.values())
     highest = max(every, default=0)
     factor, unit = next(((f, u) for f, u in UNITS if highest >= f), (1, "B"))
-    scale = Scale(f"{unit}{_per(run)}", human, 1 / factor, 0, None)
+    scale = Scale(f"{unit}{_per(run)}", human, 1 / factor, 0, None, exact=True)
     return grid(
         *(
             chart(f"{run.short(m)}: bytes per round", of, scale, run.rounds, thin=False)
@@ -100,7 +100,7 @@ def _time(run: RunSeries) -> Html:
         curves[method] = _parts(run, method, "phases", order) or [
             Curve("round, without its checkpoint", look(0), run.numbers(method, "seconds"))
         ]
-    scale = Scale(f"s{_per(run)}", _seconds, 1, 0, None)
+    scale = Scale(f"s{_per(run)}", _seconds, 1, 0, None, exact=True)
     figures = [
         chart(f"{run.short(m)}: time per round", of, scale, run.rounds, thin=False)
         for m, of in curves.items()

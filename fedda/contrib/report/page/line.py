@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedda.results.read import human
-
 from .axes import SIZE, axis, drawing, frame, frame_over, stripe
 from .html import Html, e, join, n
 from .parts import NOTHING, figure, folded, key, legend, note, table
@@ -52,6 +50,7 @@ class Scale:
     span: float = 0.0  # the least that it covers, so that noise does not fill the height
     # the smallest and the largest value that there can be
     inside: tuple[float, float] = (-math.inf, math.inf)
+    exact: bool = False  # whether a file has the values themselves, as texts are in several units
 
 
 def chart(
@@ -227,9 +226,8 @@ def _spoken(title: str, curves: Sequence[Curve], scale: Scale, place: Spot) -> s
 
 
 def _cell(value: float, scale: Scale) -> Html | str:
-    """A value of a table; what is shown in kB or MB is exact in a file of it."""
     shown = scale.text(value)
-    return e("data", shown, value=f"{value:.10g}") if scale.text is human else shown
+    return e("data", shown, value=f"{value:.10g}") if scale.exact else shown
 
 
 def _numbers(curves: Sequence[Curve], scale: Scale, place: Spot, title: str) -> Html:
