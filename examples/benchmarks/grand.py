@@ -6,7 +6,8 @@ DATA holds the data sets as for accuracy.py and photos.py; the set `photos` need
 and `rotated` no DATA. This one, `heart` (`heart_disease/`: 13 values of patients of four hospitals,
 with gaps) and `amazon400` (`amazon_review_400/`, on which FADA's table 4 stands) are used only if
 they are named. Each domain of a set is the target once. Every method has the set's preset and its
-own defaults, and nothing was chosen with the labels of a target. Trainings are kept in --out, so
+own defaults, and nothing was chosen with the labels of a target; `--long` has hidden layers and
+forty rounds in place of the preset's. Trainings are kept in --out, so
 the same command goes on where it was stopped; seeds come one after another, so a stopped one has
 complete tables of fewer seeds. `--report` trains nothing and writes what there is.
 
@@ -362,9 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("No target has a seed that all methods have finished.")
     found = figures(done)
     command = "python examples/benchmarks/grand.py --data DATA"
-    command += accuracy.typed(
-        parser, args, "set", "method", "quick", "also", "target", "rounds", "images", "seeds"
-    )
+    what = "set", "long", "method", "quick", "also", "target", "rounds", "images", "seeds"
+    command += accuracy.typed(parser, args, *what)
     text = report(done, found, command, f"{STEM}.png")
     for folder in filter(None, (args.out, args.results)):
         folder.mkdir(parents=True, exist_ok=True)
