@@ -483,25 +483,31 @@ def test_a_connection_that_breaks_loses_nothing(
     monkeypatch.setattr(parcels, "PIECE", 2**16)
     node, sent = field.join(11), request(model(20.0))
     field.ask(request())
-    field.grid.push_messages([])
-    line = field.grid._sites[11].line
-    (name,) = field.grid.push_messages([sent])
-    sizes: list[int] = []
+    ends, sizes = [node.lane().line, field.grid._sites[11].line], list[int]()
 
-    def cut() -> None:
+    def cut(line: LaneEnd) -> None:
         """Break the connection in the middle of the request, and then of the reply."""
-        for there in (node.lane().line, line):
-            wait_until(lambda e=there: e.partial is not None and e.partial.got > 0, "nothing comes")
-            partial = there.partial
-            sizes.append(partial.got if partial else 0)
+        if line in ends and line.partial is not None:
+            ends.remove(line)
+            sizes.append(line.partial.got)
             node.lane().line.cut()
 
-    thread = threading.Thread(target=cut)
-    thread.start()
+    at_each_piece(monkeypatch, cut)
+    (name,) = field.grid.push_messages([sent])
     (reply,) = _wait(field, name)
-    thread.join(PATIENCE)
-    assert reply.content == sent.content and len(sizes) == 2 and max(sizes) < 20 * 2**20
+    assert reply.content == sent.content and not ends and max(sizes) < 20 * 2**20
     assert len(field.server.invited) == 1  # it came back by itself
+
+
+def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[LaneEnd], None]) -> None:
+    """Let an end of a lane do something whenever a piece of a message came."""
+    honest = LaneEnd._part
+
+    def part(self: LaneEnd, piece: memoryview) -> None:
+        honest(self, piece)
+        act(self)
+
+    monkeypatch.setattr(LaneEnd, "_part", part)
 
 
 def hanging() -> tuple[threading.Event, threading.Event, Any]:
@@ -514,6 +520,57 @@ def hanging() -> tuple[threading.Event, threading.Event, Any]:
         return echo(message, context)
 
     return began, over, hang
+
+
+def part_from(lane: site_end.Lane) -> Callable[[], None]:
+    """Let no connection to a run's program be made from a site -> what ends that."""
+    dials = lane._dialer
+    there, dials._address = dials._address, "127.0.0.1:1"
+    lane.line.cut()
+    return lambda: setattr(dials, "_address", there)
+
+
+def ask_meanwhile(field: Field, lane: site_end.Lane) -> None:
+    """Another run asks the same site."""
+    wait_until(lambda: not lane.line.connected, "the first run can be reached")
+    with LaneGrid(field.server, Path(field.relay._folder.name)) as other:
+        (reply,) = other.send_and_receive([request(round=2)], timeout=PATIENCE)
+    assert reply.content["step"]["round"] == 2  # type: ignore[index]
+
+
+def test_a_reply_to_a_run_that_is_away_holds_up_no_other(field: Field) -> None:
+    began, over, hang = hanging()
+    node = field.join(11, hang)
+    (name,) = field.grid.push_messages([request()])
+    assert began.wait(PATIENCE)
+    meet = part_from(node.lane())
+    over.set()
+    ask_meanwhile(field, node.lane())
+    meet()
+    (reply,) = _wait(field, name)
+    assert reply.has_content()
+
+
+def test_a_request_of_a_run_that_is_away_comes_again(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parcels, "PIECE", 2**16)
+    node, sent = field.join(11), request(model(20.0))
+    field.ask(request())
+    (lane, meets) = node.lane(), list[Callable[[], None]]()
+
+    def part(line: LaneEnd) -> None:
+        if line is lane.line and not meets:
+            meets.append(part_from(lane))
+
+    at_each_piece(monkeypatch, part)
+    (name,) = field.grid.push_messages([sent])
+    wait_until(lambda: bool(meets), "no piece came")
+    ask_meanwhile(field, lane)
+    meets[0]()
+    (reply,) = _wait(field, name)
+    assert reply.content == sent.content
+    assert [kind for kind, _ in node.told].count("put off") == 1
 
 
 def test_a_restarted_site_says_so(field: Field) -> None:

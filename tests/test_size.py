@@ -11,7 +11,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
     "clients": 1_577,
-    "clients/node": 968,
+    "clients/node": 979,
     "clients/policy": 840,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_375,

@@ -1,8 +1,9 @@
-"""What can go wrong between a node and its server, as five exceptions.
+"""What can go wrong between a node and its server, as six exceptions.
 
 Unreachable   no answer, or a passing fault of the server: try the same call again
 SessionLost   the server does not know this session any more: connect again
 RunOver       the server refuses the call, for example because the run has ended: drop the message
+Away          a run cannot be reached while another one asks: work for that, the message comes again
 Refused       the server opens no session for this key: the site may wait, or its key is wrong
 KeyFileError  the certificate or key is wrong, and trying again will not help
 """
@@ -57,6 +58,10 @@ class RunOver(Failure):
     pass
 
 
+class Away(Failure):
+    pass
+
+
 class Refused(Failure):
     """If `definite`, the key is unknown; else it is unknown, or its old session is still online."""
 
@@ -66,7 +71,7 @@ class Refused(Failure):
 
 
 def ask(call: Callable[[Q], A], request: Q) -> A:
-    """Make one call, and raise its failure as one of the five exceptions."""
+    """Make one call, and raise its failure as one of these exceptions."""
     try:
         return call(request)
     except httpx.HTTPStatusError as error:

@@ -2,7 +2,9 @@
 
 One thread asks the server for invitations and opens a stream for each; every stream has a thread,
 which connects again when the connection breaks. The node gets all requests from one queue, one at a
-time. A message that is no invitation is dropped: a site serves no request that Flower brings.
+time. A run whose program is away does not hold up another's request: what came of its own request
+is kept, and so is a reply to it. A message that is no invitation is dropped: a site serves no
+request that Flower brings.
 """
 
 import itertools
@@ -24,7 +26,7 @@ from fedda.lane.invitation import LaneInvitation
 from fedda.lane.lane_end import Ended, LaneEnd
 from fedda.lane.parcels import Incoming
 
-from .failures import RunOver
+from .failures import Away, RunOver
 from .fleet import FleetSession
 from .patience import OnEvent, persist
 
@@ -67,6 +69,7 @@ class Lane:
         self._requests = requests
         self._asked: set[str] = set()  # requests with arrays that the node knows of
         self._keeps: dict[str, bool] = {}  # which of these arrays it wants
+        self._later: set[str] = set()  # which of them it has waited for, and will not until whole
         self.line = LaneEnd(self._admit, self._came)
         self._dialer = Dialer(self.line, invited, address, self._gone, GONE_S, signature)
 
@@ -74,26 +77,29 @@ class Lane:
         """Let a request's arrays come -> the request; None if it is not wanted.
 
         Raises:
+            Away: another run asks, and this one cannot be reached; the request is brought again.
             RunOver: the run is over, or waits no longer.
         """
+        if not keeps:
+            self.settle(incoming)
+            return None
         with self.line.lock:
-            self._keeps[incoming.name] = keeps
+            self._keeps[incoming.name] = True
             self.line.lock.notify_all()
-            done = self.line.lock.wait_for(
-                lambda: incoming.whole or self.over, max(0.0, ends - time.monotonic())
-            )
+            self._wait(lambda: incoming.whole, ends)
+            if self._is_away and not incoming.whole:
+                self._later.add(incoming.name)
+                raise Away
             self._keeps.pop(incoming.name, None)
             self._asked.discard(incoming.name)
-        if not keeps:
-            return None
-        if self.over or not done:
+        if self.over or not incoming.whole:
             raise RunOver("the run is over")
         return incoming.message()
 
     def settle(self, incoming: Incoming) -> None:
         """Let the arrays go by of a request that the node is done with."""
         with self.line.lock:
-            if incoming.name in self._asked:
+            if incoming.name in self._asked - self._later:
                 self._asked.discard(incoming.name)
                 self._keeps[incoming.name] = False
                 self.line.lock.notify_all()
@@ -101,18 +107,29 @@ class Lane:
     def send(self, reply: Message, ends: float) -> None:
         """Send a reply, and wait until the run's program has it.
 
+        If that cannot be reached while another run asks, it gets the reply once it can be.
+
         Raises:
             RunOver: the run is over, or waits no longer.
         """
         name = reply.metadata.reply_to_message_id
         self.line.send(reply, name)
         with self.line.lock:
-            done = self.line.lock.wait_for(
-                lambda: self.line.is_sent(name) or self.over, max(0.0, ends - time.monotonic())
-            )
+            self._wait(lambda: self.line.is_sent(name), ends)
+            done = self.line.is_sent(name) or self._is_away
         if self.over or not done:
             self.line.drop(name)
             raise RunOver("the run is over")
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether this run cannot be reached while another one asks."""
+        return not (self.line.connected or self.over or self._requests.empty())
+
+    def _wait(self, done: Callable[[], bool], ends: float) -> None:
+        """Wait until it is done, the run is over or waits no longer, or others come first."""
+        while not (done() or self.over or self._is_away) and (left := ends - time.monotonic()) > 0:
+            self.line.lock.wait(min(left, LOOK_S))
 
     def close(self) -> None:
         """Hang up."""
@@ -141,14 +158,15 @@ class Lane:
         if not incoming.size:
             return True
         with self.line.lock:
-            if name not in self._asked:
+            if name not in self._asked and name not in self._keeps:
                 self._asked.add(name)
                 self._requests.put((self, incoming))
             self.line.lock.wait_for(lambda: name in self._keeps or self.over or not is_open())
             return self._keeps.get(name, False)
 
     def _came(self, incoming: Incoming) -> None:
-        if not incoming.size:
+        if not incoming.size or incoming.name in self._later:
+            self._later.discard(incoming.name)
             self._requests.put((self, incoming))
 
 

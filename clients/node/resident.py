@@ -23,7 +23,7 @@ from fedda.lane.parcels import Incoming
 from fedda.ops import certificate, keys, refusal
 from fedda.ops.allocator import one_pool
 
-from .failures import RunOver, SessionLost
+from .failures import Away, RunOver, SessionLost
 from .fleet import Fleet
 from .interrupt import Interrupt
 from .lanes import Lanes, MostBytes
@@ -82,7 +82,7 @@ class Resident:
             return self._refused(Code.EXPIRED, head)
         try:
             message = fetch()
-        except RunOver:
+        except (Away, RunOver):
             raise
         except Exception:
             log.exception("a %s request cannot be read (run %d)", kind, meta.run_id)
@@ -266,6 +266,8 @@ def _exchange(resident: Resident, lanes: Lanes, head: Message, incoming: Incomin
         resident.tell("done", f"{meta.message_type} for run {meta.run_id} in {seconds:.2f} s")
     except RunOver:
         resident.tell("dropped", f"{meta.message_type}: run {meta.run_id} no longer waits for it")
+    except Away:
+        resident.tell("put off", f"{meta.message_type}: run {meta.run_id} cannot be reached")
 
 
 @contextmanager
