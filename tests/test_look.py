@@ -569,6 +569,16 @@ def test_floored_gaps_are_not_told_as_all() -> None:
     assert "a in 1 or more of 3 columns (up to about 22 %)" in text(tells("a", x), tells("b", x))
 
 
+def test_a_number_that_may_stand_for_a_gap_is_named_at_its_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = rows(99)
+    x[:20, 1] = -999
+    Looked([site(tmp_path, "anna", x, labels(99)), site(tmp_path, "town", rows(99))], tmp_path)
+    said = [m for m in caplog.messages if "stands for a gap" in m]
+    assert len(said) == 1 and said[0].startswith("anna: column 1 (counted from 0)"), said
+
+
 def test_scans_that_use_few_gray_values_are_told_how_to_be_read() -> None:
     dark = tells("dim", photos(99, bright=60) // 20)
     said = text(dark, tells("b", photos(99)))

@@ -6,12 +6,14 @@ columns, no sizes.
 """
 
 import logging
+from functools import partial
 
 import torch
 
 from fedda import data, records, wire
 from fedda.data.form import Form
 from fedda.data.load import open_site
+from fedda.data.odd_values import GAPS
 from fedda.look.account import SIDE, Account, statistics
 from fedda.maths.summaries import FLOOR, LEAST, tens
 from fedda.train import seed_for
@@ -41,12 +43,17 @@ def tell(site: Site) -> tuple[dict[str, Packed], Numbers]:
     return arrays, table
 
 
+def _notice(site: Site, text: str) -> None:
+    """Say here what no other site sees of the numbers, on which the rest of `fedda look` is."""
+    (site.say if GAPS in text else logger.debug)(text)
+
+
 def _told(site: Site) -> tuple[dict[str, Packed], Numbers]:
     about = data.describe(site.path, site.role, site.reading)
     size = SIDE if about.kind == "image" else 0
     x = torch.empty(0)
     if not about.needs_window:  # else only a run says how dark and bright its images are
-        form = Form(0, size, "stretch", site.cache, site.reading.gray, logger.debug, True)
+        form = Form(0, size, "stretch", site.cache, site.reading.gray, partial(_notice, site), True)
         x = open_site(site.path, site.reading).target(form, None).x  # no label is read
     counts = {n: tens(count) for n, count in about.counts.items() if count >= FLOOR}
     classes = counts if site.labels else {}

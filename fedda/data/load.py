@@ -19,6 +19,7 @@ from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
 from fedda.data.inside import Inside
 from fedda.data.naming import listed
+from fedda.data.odd_values import SCALE
 from fedda.data.own_columns import own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
@@ -139,8 +140,11 @@ def _own(
 
 
 def _heard(notice: Notice, reading: Reading) -> Callable[[str], object]:
-    """Who is told of odd values: nobody where each column is scaled, as it may have any scale."""
-    return logger.debug if reading.own or reading.scales else notice or logger.warning
+    """Who is told of odd values; where each column is scaled, not that it should be."""
+    heard = notice or logger.warning
+    if not (reading.own or reading.scales):
+        return heard
+    return lambda said: None if SCALE in said else heard(said)
 
 
 def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Description:

@@ -133,6 +133,14 @@ ODD = {
     "Unnamed: 0": ({"Unnamed: 0": np.arange(80)}, "the column 'Unnamed: 0' has row numbers"),
     "identifier": ({"patient": 7 * np.arange(80) + 1000}, "the column patient has another whole"),
     "outcome": ({"outcome": np.arange(80) % 2}, "the column outcome alone says each row's class"),
+    "gaps": (
+        {"salt": np.where(np.arange(80) % 9, np.linspace(0, 5, 80), -999)},
+        "salt of the vectors: -999 in many",
+    ),
+    "gaps above": (
+        {"salt": np.where(np.arange(80) % 9, np.arange(80) % 3, 9)},
+        "salt of the vectors: 9 in many",
+    ),
     "far": (
         {"salt": np.linspace(1e6, 2e6, 80) + 0.5},
         "column salt of the vectors: values of about",
