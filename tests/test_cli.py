@@ -473,3 +473,8 @@ def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
 )
 def test_an_empty_value_is_not_the_current_folder(given: list[str], named: str) -> None:
     assert f"{named} is empty" in call(*given, code=2).output
+
+
+@pytest.mark.parametrize("given", [("run", "kd3a"), ("look",), ("client",)])
+def test_data_without_its_option_are_told_it(given: tuple[str, ...], tmp_path: Path) -> None:
+    assert "give it with --data" in call(*given, tmp_path, code=2, columns=1000).output

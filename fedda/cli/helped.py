@@ -7,6 +7,7 @@ command's docstring, in a last part `Options:`, below the option's name in Pytho
 import inspect
 import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,17 +40,20 @@ def _join(command: click.Command) -> None:
 
 
 def _strict(command: click.Command) -> None:
-    """Let a command refuse an empty value, and an option of `SEVERAL` values that comes twice.
+    """Let a command refuse empty values, options of `SEVERAL` values that come twice, lone data.
 
     An empty path would be the current folder, where a script's variable is not set. Of options
     that come twice click takes the last, silently; of one value that is what a script wants.
     """
     parse = command.parse_args
+    has_data = any("--data" in param.opts for param in command.params)
 
     def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return parse(ctx, args)
-        values, _, given = command.make_parser(ctx).parse_args([*args])
+        values, left, given = command.make_parser(ctx).parse_args([*args])
+        if left and has_data and Path(left[0]).exists():
+            raise click.UsageError(f"{left[0]} stands alone: give it with --data {left[0]}.", ctx)
         for each, count in Counter(given).items():
             said = each.opts[0] if isinstance(each, click.Option) else each.human_readable_name
             value = values[each.name]
