@@ -124,8 +124,9 @@ class TrainingRounds:
             try:
                 arrays, numbers = self._train_round(strategy, arrays)
             except (QuorumError, NotFiniteError) as error:
-                made = isinstance(error, NotFiniteError) and str(error).rstrip(".")
-                back = self._gone_back(strategy, state, made or self._divergence)
+                made = isinstance(error, NotFiniteError)
+                why = str(error).rstrip(".") if made else self._divergence
+                back = self._gone_back(strategy, state, why)
                 if back is None:
                     raise
                 state = back

@@ -89,7 +89,7 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
 
     def kept() -> bool:
         there = journal.exists()
-        return there and not (here and all(e["event"] != "training" for e in added(journal)[0]))
+        return there and (not here or any(e["event"] == "training" for e in added(journal)[0]))
 
     with unless(kept, folder):
         with alone(folder):  # another run may wait for its sites there

@@ -22,6 +22,7 @@ from fedda.data.npz import check_highest
 from fedda.data.pixels import on_white
 from fedda.data.samples import is_veiled
 from fedda.errors import DataError, RunError, reason
+from fedda.files import put
 
 from .program_tables import columns_of, frame, unmasked
 
@@ -446,7 +447,7 @@ def _claim(place: Path, contents: Mapping[str, str]) -> None:
                 f"{place} holds other data than these sites'; give another folder as dir, or the "
                 "data that it was begun with."
             )
-        note.write_text(json.dumps(contents))
+        put(note, json.dumps(contents))
     except (OSError, ValueError) as error:
         raise RunError(
             f"{place} cannot be used ({reason(error)}); give another folder as dir."
