@@ -33,7 +33,7 @@ from fedda.train import (
     seed_for,
     seed_torch,
 )
-from fedda.wire import ACCURACY, ANSWERS, INFOMAX, LOSS, PREDICTED, Number, Role, packing
+from fedda.wire import ACCURACY, ANSWERS, CHANGED, INFOMAX, LOSS, PREDICTED, Number, Role, packing
 from fedda.wire.packing import Kind, Packed
 
 from .site import boundary, last_step, notes, output_privacy, state, upload
@@ -383,24 +383,28 @@ class Client:
         """Answer an evaluation request; the only code that reads a target's labelled test files."""
         start = time.perf_counter()
         self.begin(request)
-        p = self.checked(self.predict(self.data.x))
+        p = self.checked(self.predict(self.data.x), self.site.test_noise)
         numbers: Numbers = {"infomax": self.privatise(INFOMAX, infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := output_privacy.predicted(p, least)) is not None:
             numbers["predicted"] = self.privatise(PREDICTED, classes, len(p))
         refined = None
-        if request.is_last and (refined := last_step.take(self)) is not None:
-            numbers |= last_step.reported(self, refined)
-            notes.refined(self, refined)
+        if request.is_last:
+            if (refined := last_step.take(self)) is not None:
+                notes.refined(self, refined)
+            numbers |= last_step.reported(self, refined, len(p))
         held, p = self.site.tested_on(self.task), None
         if held is not None:
             p, numbers["tested"] = self.predict(held.x), len(held)
             with suppress(FewImagesError):  # a loss that would be about few of the tests stays
-                loss = float(F.nll_loss(self.checked(p).clamp_min(1e-12).log(), held.y))
+                q = self.checked(p, self.site.test_noise)
+                loss = float(F.nll_loss(q.clamp_min(1e-12).log(), held.y))
                 numbers["loss"] = self.privatise(LOSS, loss, len(held))
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             if refined is not None:
                 others["accuracy-refined"] = models.predict(refined.model, held.x)
+            elif CHANGED in numbers:
+                others["accuracy-refined"] = p
             for name, q in {"accuracy": p, **others}.items():
                 right = output_privacy.right(q, held.y)
                 numbers[name] = self.privatise(ACCURACY, right, len(held))
@@ -411,8 +415,13 @@ class Client:
         notes.tested(self, held, p)
         return numbers
 
-    def checked(self, p: Tensor) -> Tensor:
-        """Return the answers (N, C) of a predictor, if they are those of a trained network."""
+    def checked(self, p: Tensor, noise: float = 0.0) -> Tensor:
+        """Return the answers (N, C) of a predictor, if they are those of a trained network.
+
+        Through noise on what is told of them a refusal would tell of single images: none is then.
+        """
+        if noise:
+            return torch.where(p.isfinite().all(dim=1, keepdim=True), p, 1 / p.shape[1])
         if not self.site.reproducible:  # in an experiment, a training that failed is a result
             output_privacy.check_answers(p, self.site.min_images)
         return p

@@ -101,7 +101,7 @@ def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     assert "none" not in " ".join(describe.words(fresh))
     # It lets nothing leave that tells single examples.
     kept = {kind for kind, may in fresh.leaving.model_dump().items() if not may}
-    assert kept == {"taught", "atoms", "statistics", "look"}
+    assert kept == {"taught", "atoms", "statistics", "gradients", "look"}
     for each in (fresh, Policy()):
         assert Policy.parse(each.model_dump_json(by_alias=True)) == each
     assert policy("", tmp_path) == Policy()
@@ -245,7 +245,8 @@ def test_what_teaches_a_target_is_known_by_the_contract_and_not_by_its_name(
     monkeypatch.setattr(fedavg, "METHOD", replace(fedavg.METHOD, phases=(phase,)))
     task = a_bench(domains, "fedavg").task
     heading = {"phase": "train", "hop": "learn", "part": "target", "round": 1}
-    rules = policy(describe.FRESH.replace(describe.IMAGES, '["*"]'), tmp_path)
+    text = describe.FRESH.replace("gradients = false", "gradients = true")
+    rules = policy(text.replace(describe.IMAGES, '["*"]'), tmp_path)
     request = Request.make(task.flat(), heading, {})
     if what in FREE:
         Gate(rules).admit(request)

@@ -226,6 +226,27 @@ def test_a_model_that_one_image_lights_reads_no_pixel(pair: list[Node], tmp_path
         probe(made, town, reproducible=False, **{"state-dir": str(tmp_path), "min-images": 16})
 
 
+@pytest.mark.parametrize("lit", [0.0, 0.9, math.nan])
+def test_through_noise_on_tests_no_refusal_tells_of_an_image(
+    pair: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lit: float
+) -> None:
+    """All answers are alike but for an image's, which would be refused, or all but few."""
+
+    def predict(self: Target, x: torch.Tensor) -> torch.Tensor:
+        p = torch.full((len(x), CLASSES), 1 / CLASSES)
+        p[7, 0] = p[7, 0] + lit
+        return p
+
+    monkeypatch.setattr(Target, "predict", predict)
+    real = {"reproducible": False, "state-dir": str(tmp_path), "min-images": 16}
+    told = probe({}, pair[1], **real, **{"test-noise": 0.1})
+    refined = {"changed", "agreed", "accuracy-refined"}  # as there are where a model was refined
+    assert {*told} == {"infomax", "tested", "loss", "accuracy", "seconds"} | refined
+    assert math.isfinite(told["infomax"]) and math.isfinite(told["loss"])
+    with pytest.raises(WireError, match="few images"):
+        probe({}, pair[1], **real)
+
+
 def test_a_model_in_training_is_tested_at_a_real_site(pair: list[Node], tmp_path: Path) -> None:
     real = {"reproducible": False, "state-dir": str(tmp_path), "min-images": 16}
     found = probe({}, pair[1], **real)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_577,
+    "clients": 1_583,
     "clients/node": 979,
     "clients/policy": 840,  # what a part is taught by is known by its contract
     "clients/shared": 575,

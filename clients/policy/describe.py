@@ -39,19 +39,19 @@ hidden = 512                 # units of a layer between network and head
 
 [leaving]                    # what may leave this site
 models = true
-# A model that learnt what other models say which the server sent in the open, as in KD3A without a
-# seal and FACT, or a target's that learnt of atoms or means: a server that makes these up lets a
-# step show a single image. With --key and --peers at all sites KD3A's come sealed by the sources,
-# and this may stay false.
+# A model that learnt what models said which the server sent in the open (KD3A without a seal,
+# FACT), or a target's that learnt of atoms or means: where a server makes these up, a step shows
+# single images. With --key and --peers at all sites KD3A's come sealed, and this may stay false.
 taught = false
 # FedDaDiL's points: each goes straight to one example, so a server computes features of more than
 # half of a site from one round, and other sites can from the mean. true where all may know them.
 atoms = false
-# Means of a target's inputs per predicted class, over min-images or more; one answer a training. A
-# server that asks in two, with models that differ about one example, can subtract them: true where
-# you trust it, or with protect.noise.
+# Means of a target's inputs per predicted class; one answer a training. In two, with models that
+# differ about one example, a server can subtract: true where you trust it, or with protect.noise.
 statistics = false
-gradients = true
+# Gradients of discriminators, as in f-DANN and FADA: from sums that a server makes up it reads the
+# features of a third of a site in one round. true where you trust it, or with protect.noise.
+gradients = false
 tests = true                 # the numbers of tests, such as the accuracy
 # After the last round, how many tests of each class the model takes for which, in tens; no cell of
 # fewer than 10 is told. It also tells how frequent each class is among the tests.

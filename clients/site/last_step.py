@@ -72,10 +72,18 @@ def take(client: Refining) -> Refined | None:
     return made
 
 
-def reported(client: Refining, made: Refined) -> Numbers:
-    """What a test says of a refined model without labels."""
-    shares = {CHANGED: made.changed, AGREED: made.agreed}
-    return {n: client.privatise(n, v, len(made.after)) for n, v in shares.items()}
+def reported(client: Refining, made: Refined | None, images: int) -> Numbers:
+    """What a test says without labels of a refined model, over so many images.
+
+    If none was made, nothing; but through noise, as of a model that stays as it is: that there is
+    none can tell of the one image with another class than all others.
+    """
+    if made is not None:
+        shares = {CHANGED: made.changed, AGREED: made.agreed}
+    else:
+        hidden = client.site.test_noise and client.request.task.refine != "none"
+        shares = {CHANGED: 0.0, AGREED: 1.0} if hidden else {}
+    return {n: client.privatise(n, v, images) for n, v in shares.items()}
 
 
 def _source_only(client: Refining) -> Model | None:
