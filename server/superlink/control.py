@@ -151,7 +151,8 @@ class Control:
             if "certificate" in str(error).lower():
                 raise KeyFileError(
                     f"the certificate of the server at {self.address} does not fit this folder's "
-                    "ca.crt: use the folder that the server was started with"
+                    "ca.crt: use the folder that the server was started with, and start the server "
+                    "again if the folder's certificates were made anew"
                 ) from error
             why = f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
             if isinstance(error, httpx.ReadTimeout):
