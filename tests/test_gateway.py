@@ -475,6 +475,25 @@ def test_an_operator_is_told_why_a_server_refuses(answer: httpx.Response, told: 
     assert {*asked} <= PROTOBUF_REQUEST_TYPES.keys() and len({*asked}) == len(calls)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("certificate verify failed: certificate has expired", "has expired: renew it"),
+        ("certificate verify failed: self-signed certificate", "does not fit this folder's ca.crt"),
+    ],
+)
+def test_an_operator_is_told_what_is_wrong_with_a_certificate(error: str, told: str) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(error)
+
+    with control.Control("hub:8000", None) as client:
+        client._client.close()
+        transport = httpx.MockTransport(fail)
+        client._client = httpx.Client(base_url="http://hub:8000", transport=transport)
+        with pytest.raises(KeyFileError, match=told):
+            client.sites()
+
+
 @pytest.mark.slow
 def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = (
