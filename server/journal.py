@@ -73,13 +73,14 @@ class Journal:
             self.write("failed", error=type(error).__name__, text=text)
             raise
         except BaseException as error:
-            text = "the run's program failed"
+            kind = type(error).__name__
+            text = f"the run's program failed ({kind}); the server's superlink.log says where"
             if code_of(error) is Code.DISK:
                 text = (
                     f"the disk of {self.path.parent if self.path else 'the run'} is full; make "
                     "room there, and --resume goes on with the run, of which nothing is lost"
                 )
-            self.write("failed", error=type(error).__name__, text=text)
+            self.write("failed", error=kind, text=text)
             raise
 
     def past(self, event: str) -> Iterator[Event]:

@@ -64,8 +64,9 @@ class Sites:
             sources, targets = roles.count("source"), roles.count("target")
             quorum = sources >= least and targets >= 1 and len(roles) >= expect
             named = {aim, *chosen} - {""}
-            awaited = bool(named - {n.name for n in self.offers.values()})
-            enough = quorum and (not awaited or 0 < expect <= len(roles))
+            awaited = named - {n.name for n in self.offers.values()}
+            hopeless = 0 < expect <= len(roles) and not awaited <= registered.names()
+            enough = quorum and (not awaited or hopeless)
             now = time.monotonic()
             if (sources, targets) != last:
                 last, steady = (sources, targets), now

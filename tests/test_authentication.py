@@ -368,6 +368,23 @@ def test_once_all_registered_sites_have_joined_a_run_waits_for_no_other(
     assert time.monotonic() - began >= 0.5
 
 
+def test_a_registered_site_that_a_run_names_is_waited_for_though_others_make_up_the_number(
+    tmp_path: Path, file: Path
+) -> None:
+    grid = ScriptedGrid(make_domains(tmp_path))
+    everyone = {number: RegisteredKey(node["name"], "") for number, node in grid.nodes.items()}
+    registered.write(file, everyone)
+    grid.offline = {"anna"}
+
+    class Comes(Journal):
+        def write(self, event: str, **facts: Any) -> None:
+            grid.offline = set()
+
+    settings = FAST | {"run.expect": 3, "run.sources": "anna,bert", "wait.settle": 3600.0}
+    joined = Sites(grid, RunConfig.parse(settings), Comes()).gather()
+    assert {node.name for node in joined.sources} == {"anna", "bert"}
+
+
 def test_a_site_under_another_name_is_not_taken_and_named_once(tmp_path: Path, file: Path) -> None:
     grid = ScriptedGrid(make_domains(tmp_path))
     ids = {node["name"]: number for number, node in grid.nodes.items()}

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
@@ -200,14 +201,19 @@ def test_flwrs_server_configuration_has_the_fields_that_we_fill() -> None:
     assert not unset, f"flwr's SuperLink has new settings: {unset}; decide on them in gateway.py"
 
 
-def test_the_superexec_is_found_where_we_look_for_it(superlink: Any) -> None:
-    assert gateway._superexec(superlink) is None
-    superlink.state.superlink_lifespan.superexec_process = subprocess.Popen(["true"])
+def test_the_superexec_is_found_where_we_look_for_it_and_started_again(superlink: Any) -> None:
+    lifespan = superlink.state.superlink_lifespan
+    assert gateway._superexec(superlink) is None and not gateway._begun_again(superlink)
+    first = lifespan.superexec_process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
     try:
-        assert gateway._superexec(superlink) is not None
+        assert gateway._superexec(superlink) == first.pid and not gateway._begun_again(superlink)
+        first.communicate()  # without it the server would take runs and begin none
+        assert gateway._begun_again(superlink)
+        assert gateway._superexec(superlink) not in (None, first.pid)
     finally:
-        superlink.state.superlink_lifespan.superexec_process.wait()
-        superlink.state.superlink_lifespan.superexec_process = None
+        lifespan.superexec_process.kill()
+        lifespan.superexec_process.wait()
+        lifespan.superexec_process = None
 
 
 @pytest.mark.slow
@@ -227,10 +233,11 @@ def test_a_process_group_is_ended_even_if_its_members_ignore_sigterm() -> None:
 def test_a_taken_port_is_a_clear_error() -> None:
     taken = gateway._listen(LOOPBACK, 0)
     with taken:
-        taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(RunError, match=rf"cannot listen on 127.0.0.1:{port} .*--port"):
             gateway._listen(LOOPBACK, port)
+    with pytest.raises(RunError, match="give --host an address of this machine"):
+        gateway._listen("192.0.2.1", port)
 
 
 def test_answers_are_sent_at_once() -> None:
@@ -412,11 +419,14 @@ def test_sites_reach_only_the_fleet_api_and_operators_reach_everything(
         check=True,
     )
     assert json.loads(listed.stdout)["success"] is True
-    keys.add(hub.home, "late")
-    with hub.control() as client:
+    certificate.init(tmp_path / "other")
+    authority = (hub.home / "ca.crt").read_bytes()
+    with hub.control() as client:  # the server goes on with the authority that it was started with
+        shutil.copy(tmp_path / "other" / "ca.crt", hub.home)
+        keys.add(hub.home, "late")
         wait_until(lambda: len(client.sites()) == 1, "the new key was not admitted")
+    (hub.home / "ca.crt").write_bytes(authority)
     with pytest.raises(KeyFileError, match=r"ca\.crt"):
-        certificate.init(tmp_path / "other")
         control.Control(f"{LOOPBACK}:{hub.admin_port}", tmp_path / "other" / "ca.crt").sites()
 
     server = hub.processes["superlink"]
@@ -463,6 +473,25 @@ def test_an_operator_is_told_why_a_server_refuses(answer: httpx.Response, told: 
             with pytest.raises(RunError, match=told):
                 call()
     assert {*asked} <= PROTOBUF_REQUEST_TYPES.keys() and len({*asked}) == len(calls)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("certificate verify failed: certificate has expired", "has expired: renew it"),
+        ("certificate verify failed: self-signed certificate", "does not fit this folder's ca.crt"),
+    ],
+)
+def test_an_operator_is_told_what_is_wrong_with_a_certificate(error: str, told: str) -> None:
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(error)
+
+    with control.Control("hub:8000", None) as client:
+        client._client.close()
+        transport = httpx.MockTransport(fail)
+        client._client = httpx.Client(base_url="http://hub:8000", transport=transport)
+        with pytest.raises(KeyFileError, match=told):
+            client.sites()
 
 
 @pytest.mark.slow

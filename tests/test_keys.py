@@ -118,6 +118,13 @@ def test_a_valid_certificate_passes_with_its_key(made: Path) -> None:
     context.load_cert_chain(made / "server.pem", made / "server.key")
     trusting = ssl.create_default_context(cafile=str(made / "ca.crt"))
     assert trusting.cert_store_stats()["x509_ca"] == 1
+    ca, server = (
+        x509.load_pem_x509_certificate((made / file).read_bytes()).extensions
+        for file in ("ca.crt", "server.pem")
+    )
+    issuer = server.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    own = ca.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    assert issuer.key_identifier == own.key_identifier  # Python 3.13 asks for it
 
 
 def test_a_certificate_is_refused_before_and_after_its_time(tmp_path: Path) -> None:
@@ -149,6 +156,13 @@ def test_a_server_starts_with_a_certificate_only_that_it_can_use_itself(
     (tmp_path / "ca.key").unlink()  # as of a certificate that somebody else made
     said = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)]).output
     assert bare in said and "it, too, where it is from" in said
+    certificate.init(tmp_path / "other")
+    (tmp_path / "other" / "ca.crt").replace(tmp_path / "ca.crt")  # as from an older copy
+    done = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)])
+    assert done.exit_code == 3 and f"server.pem is not signed by {tmp_path}/ca.crt" in done.output
+    (tmp_path / "server.pem").unlink()
+    done = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)])
+    assert done.exit_code == 3 and "`fedda keys renew" in done.output
 
 
 @pytest.mark.parametrize("days", [29, 31])

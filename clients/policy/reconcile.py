@@ -33,18 +33,21 @@ def compare(site: str, here: Iterable[Entry], there: Iterable[Entry]) -> tuple[i
     mine = [e for e in mine if e.get("kind") != "query"]
     ours = Counter((AT_SERVER[str(e["event"])], str(e.get("sha256"))) for e in mine)
     known = Counter((str(e.get("event")), str(e.get("sha256"))) for e in theirs)
+    rounds = {str(e.get("sha256")): e.get("round") for e in (*mine, *theirs)}
     odd = [
-        f"{_words(key, count)} in this site's log, but not in the server's record"
+        f"{_words(key, count, rounds)} in this site's log, but not in the server's record"
         for key, count in (ours - known).items()
     ]
     odd += [
-        f"{_words(key, count)} in the server's record, but not in this site's log"
+        f"{_words(key, count, rounds)} in the server's record, but not in this site's log"
         for key, count in (known - ours).items()
     ]
     return sum((ours & known).values()), odd
 
 
-def _words(key: tuple[str, str], count: int) -> str:
+def _words(key: tuple[str, str], count: int, rounds: dict[str, object]) -> str:
     event, digest = key
     often = f", {count} times," if count > 1 else ""
-    return f"{WORDS.get(event, event)} (hash {digest[:16]}) is{often}"
+    when = rounds[digest]
+    of = f" of round {when}" if isinstance(when, int) else ""
+    return f"{WORDS.get(event, event)}{of} (hash {digest[:16]}) is{often}"

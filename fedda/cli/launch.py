@@ -144,8 +144,11 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
     from fedda.ops.bundle import stage
 
     address, ca = _server_of(launch)
-    if ca is not None and (warning := certificate.check_certificate(ca)):
-        echo(f"warning: {warning}", err=True)
+    if ca is not None:
+        own = ca.with_name("server.pem")  # of a server that has run since before anybody was warned
+        for file in (ca, *([own] if own.is_file() else [])):
+            if warning := certificate.check_certificate(file):
+                echo(f"warning: {warning}", err=True)
     # Refused if another run writes to this folder: its journal would be shown, and mixed with ours.
     with alone(folder):
         pass

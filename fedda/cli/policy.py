@@ -170,6 +170,8 @@ def log(
             echo(f"error: {sentence}", err=True)
         if len(odd) > SHOWN:
             echo(f"error: {len(odd)} such payloads in all are in only one of the two", err=True)
+        if odd:
+            echo("note: what a break or the end of a program cut off is in one of the two alone")
         if not both and not odd:
             echo(f"error: the record has no payload of {name}", err=True)
         good = good and bool(both) and not odd

@@ -1,7 +1,6 @@
 """`fedda superlink`: the server that sites dial; operators reach it on this machine only."""
 
 import json
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,8 +25,6 @@ LOG = "superlink.log"
 
 if TYPE_CHECKING:
     from server.superlink.gateway import GatewaySettings
-
-log = logging.getLogger("fedda.superlink")
 
 
 def superlink(
@@ -106,9 +103,13 @@ def superlink(
         home = directory / "flwr"
         os.environ["FLWR_HOME"] = str(home)
         seen: list[tuple[str, int]] = []
+        unsaid = True
+        # Made once: a key is revoked also after another authority was put into the folder.
+        client = control.Control(admin, ca)
 
         def every() -> None:
             """Admit and revoke sites whenever the files in DIR/nodes have changed."""
+            nonlocal unsaid
             if insecure:
                 return
             try:
@@ -116,16 +117,16 @@ def superlink(
                 public_keys = sorted((str(file), file.stat().st_mtime_ns) for file in files)
                 if public_keys == seen:
                     return
-                with control.Control(admin, ca) as client:
-                    for line in folder.sync(client):
-                        say(line)
+                for line in folder.sync(client):
+                    say(line)
+                unsaid = True
                 # Read again next time: a file that was no key may be a half-copied one.
                 seen[:] = [] if folder.unread else public_keys
             except Exception as error:
                 # A half-copied key file must not end a server that sites depend on.
-                log.warning(
-                    "changes of the keys in %s/nodes cannot be applied: %s", directory, error
-                )
+                if unsaid:
+                    say(f"changes of the keys in {directory}/nodes cannot be applied: {error}")
+                unsaid = False
 
         def ready() -> None:
             write_connection(home, admin, ca)
@@ -134,7 +135,7 @@ def superlink(
             trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
             say(f"ready: sites dial {public}; operators {admin} ({trust})")
 
-        with only_server(directory), aside(directory / LOG, also=verbose) as say:
+        with only_server(directory), client, aside(directory / LOG, also=verbose) as say:
             try:
                 gateway.run(settings, every, ready, say)
             finally:
@@ -145,13 +146,14 @@ def superlink(
 def _certificates(directory: Path) -> tuple[Path, Path, Path]:
     ca, pem, key = (directory / name for name in ("ca.crt", "server.pem", "server.key"))
     if not pem.exists():
+        make = "renew" if ca.exists() else "init"
         raise KeyFileError(
             f"{directory} holds no certificate: make one with "
-            f"`{typed('fedda', 'keys', 'init', '--dir', directory, '--host', 'NAME')}`, or give "
+            f"`{typed('fedda', 'keys', make, '--dir', directory, '--host', 'NAME')}`, or give "
             "--insecure for development on one machine"
         )
     warnings = [certificate.check_certificate(ca), certificate.check_certificate(pem, key)]
-    certificate.check_server(pem)
+    certificate.check_server(pem, ca)
     for warning in filter(None, (*warnings, certificate.opened(key))):
         echo(f"warning: {warning}", err=True)
     return ca, pem, key

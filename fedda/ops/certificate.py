@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as serial
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -52,6 +52,7 @@ def init(directory: Path, hosts: Iterable[str] = ()) -> None:
         _certificate(ca_name, ca_name, ca_key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
         .sign(ca_key, hashes.SHA384())
     )
     pem = ca.public_bytes(serial.Encoding.PEM)
@@ -77,6 +78,10 @@ def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
         .add_extension(_sans(hosts), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(_usage(signs_certificates=False), critical=True)
+        # Which of two authorities of one name it is; Python 3.13 refuses a certificate without.
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), False
+        )
         .sign(ca_key, hashes.SHA384())
     )
     pem = server.public_bytes(serial.Encoding.PEM)
@@ -118,19 +123,32 @@ def check_certificate(path: Path, key: Path | None = None) -> str:
     return f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: {todo}"
 
 
-def check_server(path: Path) -> None:
-    """Refuse a server's certificate without 127.0.0.1.
+def check_server(path: Path, authority: Path) -> None:
+    """Refuse a server's certificate without 127.0.0.1, or of another authority.
 
     Raises:
         KeyFileError: the server itself, which admits keys at 127.0.0.1, would not accept it.
     """
     certificate = _read(path)
+    last = x509.load_pem_x509_certificates(pem(path))[-1]
+    if not any(_issued(last, by) for by in x509.load_pem_x509_certificates(pem(authority))):
+        raise KeyFileError(
+            f"{path} is not signed by {authority}, which sites have: put back the one that belongs "
+            f"to it, or make {path.name} anew {_renewal(path, certificate)}"
+        )
     if LOOPBACK not in (hosts := _hosts(certificate)):
         raise KeyFileError(
             f"{path} names {', '.join(hosts) or 'no host'} and not {LOOPBACK}, where this server "
             "admits sites' keys and takes runs: make one that names it, too, "
             f"{_renewal(path, certificate)}"
         )
+
+
+def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    with suppress(ValueError, TypeError, InvalidSignature):
+        certificate.verify_directly_issued_by(by)
+        return True
+    return certificate == by
 
 
 def _read(path: Path) -> x509.Certificate:

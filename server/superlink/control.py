@@ -149,9 +149,14 @@ class Control:
             raise self._other() from error
         except httpx.TransportError as error:
             if "certificate" in str(error).lower():
+                why = "has expired: renew it (`fedda keys renew`) and start the server again"
+                if "expired" not in str(error):
+                    why = (
+                        "does not fit this folder's ca.crt: use the folder that the server was "
+                        "started with, and start it again if the certificates were made anew"
+                    )
                 raise KeyFileError(
-                    f"the certificate of the server at {self.address} does not fit this folder's "
-                    "ca.crt: use the folder that the server was started with"
+                    f"the certificate of the server at {self.address} {why}"
                 ) from error
             why = f"no server answers at {self.address} ({error}): start it with `fedda superlink`"
             if isinstance(error, httpx.ReadTimeout):

@@ -8,11 +8,13 @@ anything of flwr's SuperLink beyond its documented command line.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +42,7 @@ from .site_calls import SiteCalls
 from .waiting import Waiting
 
 TRAFFIC_EVERY_S = 2.0
+TRIES = 5  # how often the SuperExec is started again
 SERVERAPP = "flwr-serverapp"  # flwr's program that runs a ServerApp
 TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # seconds until a run begins, at most; default 1
 
@@ -76,6 +79,13 @@ class GatewaySettings:
     limits: ListenerLimits = field(default_factory=ListenerLimits)
     reserved: bool = False
     any_app: bool = False
+
+
+TODO = {  # what helps if a port cannot be had
+    errno.EADDRINUSE: "stop the program that uses it, or choose another with --port or "
+    "--admin-port",
+    errno.EACCES: "this account may not use it; choose one from 1024 with --port or --admin-port",
+}
 
 
 def run(
@@ -213,18 +223,23 @@ async def _serve(
         loop.add_signal_handler(each, stop.set)
 
     tasks = [asyncio.create_task(admin.serve([operators]))]
-    children: int | None = None
+    children: list[int | None] = []
     try:
         await _until(lambda: admin.started or tasks[0].done())
         if not admin.started:
             raise RunError("the SuperLink did not start; its own log says why")
-        children = _superexec(app)
+        children.append(_superexec(app))
         await asyncio.to_thread(every)
         tasks.append(asyncio.create_task(public.serve([listener])))
         await _until(lambda: public.started or tasks[-1].done())
         ready()
 
         def tend() -> None:
+            if len(children) > TRIES:
+                raise RunError("Flower's SuperExec ends each time: superlink.log says why")
+            if _begun_again(app):
+                children.append(_superexec(app))
+                say("Flower's SuperExec, which begins runs, had ended; it was started again")
             every()
             try:
                 told.look()
@@ -232,12 +247,16 @@ async def _serve(
                 log.exception("the console cannot be told; trying again soon")
 
         await _tend(stop, tasks, tend, settings.traffic, traffic)
+        if not stop.is_set():
+            why = [task.exception() for task in tasks if task.done()]
+            raise RunError(f"the server takes no calls any more ({why[0]}): start it again")
     finally:
         live.close()
         waiting.close()
         public.should_exit = admin.should_exit = True
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(_end_group, children)
+        for group in children:
+            await asyncio.to_thread(_end_group, group)
         if settings.traffic is not None:
             traffic.write(settings.traffic)
 
@@ -270,6 +289,16 @@ def _superexec(app: Any) -> int | None:
     return None if process is None else process.pid
 
 
+def _begun_again(app: Any) -> bool:
+    """Start the SuperExec again if it has ended, as no run would begin -> whether it had."""
+    lifespan = app.state.superlink_lifespan
+    process = lifespan.superexec_process
+    if process is None or process.poll() is None:
+        return False
+    lifespan.superexec_process = subprocess.Popen(process.args, start_new_session=True)
+    return True
+
+
 def _end_group(group: int | None, patience: float = 3.0) -> None:
     """End the SuperExec and its ServerApps, which flwr would leave to end by themselves."""
     if group is None:
@@ -298,11 +327,12 @@ def _listen(host: str, port: int, kind: type[S] = socket.socket, reserved: bool 
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # two sockets that nobody listens on can have one port
     except OSError as error:
         listener.close()
+        todo = TODO.get(error.errno or 0, "give --host an address of this machine; 0.0.0.0 is all")
         raise RunError(
-            f"cannot listen on {Address(host, port)} ({reason(error)}): stop the program that "
-            "uses it, or choose another with --port or --admin-port"
+            f"cannot listen on {Address(host, port)} ({reason(error)}): {todo}"
         ) from error
     listener.set_inheritable(False)
     return listener

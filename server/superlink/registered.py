@@ -54,6 +54,15 @@ def everyone() -> set[int]:
     return set(_entries() or {})
 
 
+def names() -> set[str]:
+    """The names of all registered sites; none where sites have no keys.
+
+    Raises:
+        RunError: the SuperLink's file of registered sites cannot be read.
+    """
+    return {entry.name for entry in (_entries() or {}).values()}
+
+
 def objection(node_id: int, name: str, role: str) -> str:
     """Why a node is not the site that it says it is; empty if nothing speaks against it.
 

@@ -221,7 +221,10 @@ class Roster:
         for node in self._returned(joined):
             if not known[node.name].same_offer(node):
                 was = known[node.name]
-                raise RosterError(f"A site came back with another offer: {was}; now {node}.")
+                raise RosterError(
+                    f"A site came back with another offer: {was}; now {node}. Let it start with "
+                    "the former data and version, or begin a new run."
+                )
             known[node.name] = node
         return replace(self, nodes=tuple(known[n.name] for n in self.nodes))
 
