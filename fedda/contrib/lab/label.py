@@ -92,7 +92,9 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
         writer.writerow(["image", "file", *(["key"] if own else []), "label"])
         for name, i in zip(names, drawn.images, strict=True):
             key = [cell(own[i])] if own else []
-            writer.writerow([name if images else "", cell(called[i]), *key, ""])
+            writer.writerow(
+                [name if images else name.removesuffix(".png"), cell(called[i]), *key, ""]
+            )
         drawn.write(out)
     what = "images" if images else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")
