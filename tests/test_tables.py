@@ -101,7 +101,8 @@ def test_damaged_tables_are_refused_in_a_sentence(tmp_path: Path) -> None:
         (b"name,label\nx.PNG,y\n", "no column path"),
         (b"path,label\na.png\n", "more or fewer values than columns in line 2"),
         (b"path,label\n", "no training rows"),
-        (b"path,label\n\xff\xfe,b\n", "cannot be read as CSV"),
+        (b"path,label\n\xff\xfe,b\n", "cannot be read as CSV .*: write it as UTF-8"),
+        (b'age,label\n1,"a\n2,b\n3,"c" d\n', "cannot be read as CSV .*: close each quote"),
     ):
         path.write_bytes(text)
         with pytest.raises(DataError, match=words):

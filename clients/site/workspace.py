@@ -123,7 +123,8 @@ class Workspace:
         if task.train.carry_momentum and last > 0:
             saved = self.latest(task, 1, last, state.OPTIMIZER)
             if saved is None:
-                logger.warning("no round before %d is kept here: its optimizer is new", last + 1)
+                why = "this site trained in none before, or kept nothing"
+                logger.warning("round %d begins with a new optimizer: %s", last + 1, why)
             else:
                 load_at_its_rates(optimizer, saved.get_optimizer("optimizer"))
         return optimizer

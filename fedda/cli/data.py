@@ -41,6 +41,7 @@ RoleOption = Annotated[
     Literal["source", "target"],
     typer.Option(help="Role of the site: a source has labels; a target's labels are never read."),
 ]
+_SHOWN = 400  # classes, with their counts
 _SHEET_SIZE = 96  # pixels per side, if the images have several sizes
 MOMENTS = (
     "a model with BatchNorm, as runs have it by default, takes means over these unlabelled images "
@@ -332,6 +333,7 @@ def _print(description: "Description", split: str) -> None:
 
 def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
     from fedda.data.cache import is_large
+    from fedda.data.naming import listed
 
     yield "examples", description.form
     if description.gray:
@@ -348,7 +350,7 @@ def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
     )
     yield "test", tests
     if description.role == "source":
-        counts = ", ".join(f"{name}: {count}" for name, count in description.counts.items())
-        yield f"{len(description.classes)} classes", counts
+        counts = [f"{name}: {count}" for name, count in description.counts.items()]
+        yield f"{len(description.classes)} classes", listed(counts, _SHOWN)
     elif description.classes:
-        yield f"{len(description.classes)} test classes", ", ".join(description.classes)
+        yield f"{len(description.classes)} test classes", listed(description.classes, _SHOWN)

@@ -30,7 +30,7 @@ def select(
 ) -> None:
     """Measure from which domain a target should learn, by FRUDA's bound (OCS).
 
-      fedda data digits ./digits
+      fedda data digits ./digits --train 300
 
       fedda select --data ./digits --target fonts
       -c input.size=16 -c input.channels=1

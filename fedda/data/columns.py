@@ -260,9 +260,9 @@ def _of_csv(
                     for name, at in places.items()
                 }
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"{file} cannot be read as CSV ({reason(error)}): write it as UTF-8"
-        ) from error
+        todo = "close each quote, and write one within a text twice"
+        todo = todo if isinstance(error, csv.Error) else "write it as UTF-8"
+        raise DataError(f"{file} cannot be read as CSV ({reason(error)}): {todo}") from error
 
 
 def _check_points(

@@ -316,7 +316,7 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
     if path.is_file():
         raise DataError(
             f"{path} is neither a folder nor an .npz file, nor a table (.csv, .parquet) "
-            f"or an HDF5 file: give the folder of the images, or save arrays with "
+            f"or an HDF5 file: give the folder of the images, save a table as .csv, or arrays with "
             f"numpy.savez_compressed"
         )
     try:

@@ -6,7 +6,7 @@ So a run on them gives the numbers of a run on the same files, to the last bit.
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
@@ -79,7 +79,7 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
         name: (_in_order(train, first), test and _in_order(test, first))
         for name, (train, test) in parts.items()
     }
-    known = _classes(train for train, _ in parts.values())
+    known = _classes(parts)
     arrays = {name: _arrays(name, *site, known) for name, site in parts.items()}
     contents = {name: _digest(found) for name, found in arrays.items()}
     _claim(place, contents | {name: str(path) for name, path in links.items()})
@@ -153,7 +153,9 @@ def as_array(x: Any) -> Any:
     if isinstance(x, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in x):
         x = np.ma.stack(x)
     x = unmasked(x)
-    return x if isinstance(x, torch.Tensor) else np.asarray(x)
+    if not isinstance(x, torch.Tensor):
+        return np.asarray(x)
+    return x.float() if x.dtype == torch.bfloat16 else x  # which numpy does not know
 
 
 def _numbers(
@@ -258,7 +260,7 @@ def _pair(name: str, x: Any, y: Any) -> Split:
             "whole number from 0, or one class name, per example"
         )
     named = naming.names(array.tolist(), f"y of {name}", lambda i: f"place {i}")
-    if all(label.isdecimal() for label in named):
+    if all(label.isdecimal() and label == str(int(label)) for label in named):  # 01 is a name
         numbers = [*map(int, named)]
         check_highest(f"y of {name}", max(numbers))
         return Split(found, np.array(numbers, np.int64), columns=columns, texts=texts)
@@ -340,19 +342,19 @@ def _order(dataset: Any) -> tuple[str, ...]:
     return tuple(map(str, getattr(dataset, "classes", ())))
 
 
-def _classes(training: Iterable[Split]) -> tuple[str, ...]:
+def _classes(sites: Mapping[str, tuple[Split, Split | None]]) -> tuple[str, ...]:
     """The names of the classes that sources without an order of their own share."""
-    numbers, names = 0, set[str]()
-    for split in training:
-        if split.y is None:
-            continue
-        if split.y.dtype.kind == "U":
-            names |= set() if split.classes else set(map(str, split.y))
-        else:
-            numbers = max(numbers, int(split.y.max()) + 1)
-    if names and numbers:
+    count, numbered, names = 0, False, dict[str, Sequence[str]]()
+    for site, (train, test) in sites.items():
+        y = test.y if train.y is None and test else train.y  # of a target that of its tests
+        if y is not None and y.dtype.kind != "U":
+            numbered = True
+            count = max(count, 0 if train.y is None else int(y.max()) + 1)
+        elif train.y is not None and not train.classes:
+            names[site] = sorted({*map(str, train.y)})
+    if names and numbered:
         raise DataError("some sites name their classes and others number them: do the same in all")
-    return tuple(sorted(names)) or tuple(map(str, range(numbers)))
+    return naming.united(names) or tuple(map(str, range(count)))
 
 
 def _arrays(

@@ -83,7 +83,7 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
     about = describe(target, "target", reading)
     images, size = about.kind == "image", 0 if all(about.shape) else SIDE
     x = load_target(target, size=size, reading=reading).x if images else None
-    names = [f"{number:04d}.png" for number in range(1, n + 1)]
+    names = [f"{number:04d}{'.png' if images else ''}" for number in range(1, n + 1)]
     called = names_of(target, reading)  # as `fedda predict` calls them
     with filling(out), (out / labelled.LABELS).open("w", newline="", encoding="utf-8") as file:
         if x is not None:
@@ -92,7 +92,7 @@ def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> Non
         writer.writerow(["image", "file", *(["key"] if own else []), "label"])
         for name, i in zip(names, drawn.images, strict=True):
             key = [cell(own[i])] if own else []
-            writer.writerow([name if images else "", cell(called[i]), *key, ""])
+            writer.writerow([name, cell(called[i]), *key, ""])
         drawn.write(out)
     what = "images" if images else "rows (vectors have no picture)"
     echo(f"{out}: {n} of {drawn.total} {what}, to label in {labelled.LABELS}")

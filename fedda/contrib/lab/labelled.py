@@ -13,6 +13,7 @@ together have ERROR at most.
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -155,7 +156,7 @@ class Labels:
                 rows = list(csv.DictReader(lines, delimiter=columns.delimiter(lines)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise DataError(f"{file} cannot be read ({reason(error)}).") from None
-        return cls(replace(drawn, looks=drawn.looks + 1), rows, folder)
+        return cls(replace(drawn, looks=drawn.looks + 1), as_drawn(rows, len(drawn.images)), folder)
 
     def classes(self, names: Sequence[str]) -> list[int]:
         """The answers as a model's classes, see `answered`."""
@@ -177,8 +178,15 @@ def widths(counts: Sequence[int], accuracy: float = 0.8) -> Mapping[int, float]:
     return {n: i.high - i.low for n, i in made.items()}
 
 
+def as_drawn(rows: Sequence[Mapping[str, str]], n: int) -> list[Mapping[str, str]]:
+    """Rows by the numbers of their images, as somebody may have sorted or removed some."""
+    numbers = [re.match(r"\d+", row.get("image") or "") for row in rows]
+    by = {int(number[0]): row for number, row in zip(numbers, rows, strict=True) if number}
+    return [by.get(i, {}) for i in range(1, n + 1)] if by else list(rows)
+
+
 def answered(rows: Sequence[Mapping[str, str]], n: int, classes: Sequence[str]) -> list[int]:
-    """The classes that somebody gave to the first images, up to the first without one.
+    """The classes that somebody gave to the first images.
 
     The images are in random order, so the first ones are a random sample, too.
 
@@ -188,14 +196,19 @@ def answered(rows: Sequence[Mapping[str, str]], n: int, classes: Sequence[str]) 
         classes: the model's, by name.
 
     Raises:
-        DataError: there are no answers, or one is no class.
+        DataError: there are no answers, one is no class, or an image before others has none.
     """
     known = {name.strip().casefold(): i for i, name in enumerate(classes)}
     found: list[int] = []
-    for number, row in enumerate(rows[:n], start=1):
-        said = (row.get("label") or "").strip().lstrip("'").casefold()
+    answers = [(row.get("label") or "").strip().lstrip("'").casefold() for row in rows[:n]]
+    while answers and not answers[-1]:
+        answers.pop()
+    for number, said in enumerate(answers, start=1):
         if not said:
-            break
+            raise DataError(
+                f"{LABELS} has no label in row {number}, and some below: label all images from the "
+                "top, as those that were easy are no random sample."
+            )
         if said not in known:
             raise DataError(
                 f"{LABELS} has the label '{said[:40]}' in row {number}, which is no class of the "

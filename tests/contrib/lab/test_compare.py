@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import ttest_rel
 
+from fedda import plugins
 from fedda.config.sections import Flat
 from fedda.contrib.lab.comparing import train
 from fedda.contrib.lab.comparison import Cell, Plan, Score, Variant, parse, workers
 from fedda.contrib.lab.comparison.about import about, without_folders
 from fedda.contrib.lab.comparison.figure import draw
 from fedda.contrib.lab.comparison.headway import CellsDisplay
+from fedda.contrib.lab.comparison.options import variants_of
 from fedda.contrib.lab.comparison.plan import WITHOUT
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
@@ -201,6 +203,15 @@ def test_valid_variants_are_parsed() -> None:
 def test_invalid_variants_are_refused(words: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         parse([words])
+
+
+def test_methods_of_one_title_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package may call its method as fedda calls its own, and compares just these two."""
+    real = plugins.method
+    monkeypatch.setattr(plugins, "method", lambda name: replace(real(name), title="FedBN (theirs)"))
+    variants, base = variants_of(["fedbn", "fedprox"], "fedprox")
+    assert [v.name for v in variants] == ["FedBN (fedbn)", "FedBN (fedprox)"]
+    assert base == "FedBN (fedprox)"
 
 
 def test_folder_names_are_stable_and_distinct() -> None:

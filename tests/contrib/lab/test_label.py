@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,20 @@ def test_images_are_drawn_labelled_and_models_judged(place: Path, tmp_path: Path
         [line for line in r.output.splitlines() if "%, from" in line] for r in (judged, again)
     )
     assert float(two.split("from ")[1].split()[0]) < float(one.split("from ")[1].split()[0])
+
+
+def test_rows_may_be_sorted_and_a_gap_among_labels_is_refused(place: Path, tmp_path: Path) -> None:
+    """Else labels would be compared with other images' answers, and easy images alone count."""
+    out = tmp_path / "out"
+    call("label", "--target", place / "t.npz", "--n", 30, "--out", out)
+    fill(out, [str(row % 3) for row in json.loads((out / "about.json").read_text())["images"]])
+    head, *rows = (out / "labels.csv").read_text().splitlines()
+    judge = ("label", "--target", place / "t.npz", "--out", out, "--model", place / "run")
+    before, _ = call(*judge).output, (out / "labels.csv").write_text("\n".join([head, *rows[::-1]]))
+    right = re.compile(r": ([\d.]+ %)")
+    assert right.findall(call(*judge).output) == right.findall(before)
+    (out / "labels.csv").write_text("\n".join([head, *rows[:3], *rows[4:]]))
+    assert "no label in row 4, and some below" in call(*judge, code=1).output
 
 
 def test_bad_input_is_one_sentence(place: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Reading the options of `fedda compare`, and refusing those that make no sense."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,14 +25,16 @@ def variants_of(
 ) -> tuple[list[Variant], str]:
     """The variants, with the baseline first if METHODS lacks it, and the baseline's name."""
     variants = [*parse(methods), *([oracle()] if with_oracle else [])]
-    if baseline == "none":
-        return variants, ""
-    base = parse([baseline])
+    base = [] if baseline == "none" else parse([baseline])
     if len(base) > 1:
         raise ConfigError(f"--baseline '{baseline}' is more than one method; give one, or none.")
-    if base[0] not in variants:
-        variants = [*base, *variants]
-    return variants, base[0].name
+    variants = [*(b for b in base if b not in variants), *variants]
+    first = [variants.index(b) for b in base]
+    names = [v.name for v in variants]  # methods of two packages may have one title
+    for i, variant in enumerate(variants):
+        if names.count(variant.name) > 1:
+            variants[i] = replace(variant, label=f"{variant.name} ({variant.method})")
+    return variants, variants[first[0]].name if first else ""
 
 
 def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:

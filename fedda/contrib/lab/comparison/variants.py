@@ -126,8 +126,7 @@ def parse(texts: Sequence[str]) -> list[Variant]:
             raise ConfigError(f"'{head},{key}=' is not taken here; {SHARED}.")
         variants.append(Variant(method, preset, own))
         variants[-1].flat()
-    names = [v.name for v in variants]
-    repeated = next((n for n in names if names.count(n) > 1), None)
+    repeated = next((v for v in variants if variants.count(v) > 1), None)
     if repeated:
-        raise ConfigError(f"'{repeated}' is given twice; name each variant once.")
+        raise ConfigError(f"'{repeated.name}' is given twice; name each variant once.")
     return variants
