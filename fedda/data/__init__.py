@@ -14,6 +14,7 @@ from fedda.data.load import (
     names,
     passed_over,
     shared,
+    state_of,
     verify,
 )
 from fedda.data.reader import Reader
@@ -52,6 +53,7 @@ __all__ = [
     "passed_over",
     "poison",
     "shared",
+    "state_of",
     "stream",
     "verify",
 ]

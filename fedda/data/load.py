@@ -237,14 +237,17 @@ def _verified(
 
 def _state(path: Path, role: Role, reading: Reading) -> str:
     """A digest of names, sizes and times of all files; empty if some are links to others."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    if any(file.is_symlink() for file in files):
+    if any(file.is_symlink() for file in (path, *path.rglob("*"))):
         return ""
-    about = f"{__version__} {role} {reading} {path.absolute()}"
+    return state_of(path, f"{__version__} {role} {reading} {path.absolute()}")
+
+
+def state_of(path: Path, about: str = "") -> str:
+    """A digest of names, sizes and times of all files at a place, which changes if one does."""
     total = hashlib.blake2b(about.encode(), digest_size=DIGEST)
-    for file in files:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         its = file.stat()
-        total.update(f"\n{file} {its.st_size} {its.st_mtime_ns}".encode())
+        total.update(f"\n{file.relative_to(path.parent)} {its.st_size} {its.st_mtime_ns}".encode())
     return total.hexdigest()
 
 

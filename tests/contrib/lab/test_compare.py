@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -364,6 +365,13 @@ def test_changed_settings_or_data_are_refused(done: tuple[Plan, Notices], tmp_pa
         (tmp_path / f"{name}.npz").write_bytes((made.data / f"{name}.npz").read_bytes())
     with pytest.raises(RunError, match="with sites"):
         replace(made, data=tmp_path).run(1, ignore)
+    shutil.copytree(made.data, tmp_path / "same")
+    same = replace(made, data=tmp_path / "same")
+    same.check()
+    with np.load(same.data / "bert.npz") as file:
+        np.savez(same.data / "bert.npz", **{k: file[k][::-1] for k in file})
+    with pytest.raises(RunError, match="data of bert have changed since"):
+        same.check()
     more = replace(made, settings=TINY | {"kd3a.vote": "hard", "wait.sites": 9.0})
     notices: Notices = []
     # Neither setting affects these methods.

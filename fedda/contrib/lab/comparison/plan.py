@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedda import plugins
 from fedda.config.sections import Flat
-from fedda.data import Reading, describe
+from fedda.data import Reading, describe, state_of
 from fedda.data.form import AS_IT_IS
 from fedda.errors import DataError, RunError, reason
 from fedda.files import put
@@ -186,7 +186,8 @@ class Plan:
 
     def note(self, cell: Cell, sites: Sequence[Mapping[str, Any]]) -> None:
         """Save what a cell is trained with beyond its settings: sites, poison, threads, engine."""
-        about = _about(sites, self.reading) | {"threads": self.threads, "engine": self.engine}
+        how = {"threads": self.threads, "engine": self.engine}
+        about = _about(sites, self.reading, state_of) | how
         put(self.folder(cell) / FACTS, json.dumps(about))
 
     def noted(self, cell: Cell) -> dict[str, Any]:
@@ -270,6 +271,7 @@ class Plan:
             RunError: the data have no such sites, or OUT holds other trainings.
         """
         self.check_variants()
+        state = cache(state_of)
         if self.tests_on_training and any(v.oracle for v in self.variants):
             raise RunError(
                 f"{self.data} tests on all training images, and an oracle has learnt their labels "
@@ -280,8 +282,15 @@ class Plan:
             if cell.variant.oracle:
                 self._check_labels(sites[0])
             if begun(self.folder(cell)):
-                wanted, used = _about(sites, self.reading), self.noted(cell)
+                wanted, used = _about(sites, self.reading, state), self.noted(cell)
+                files = wanted.pop("files")
                 self._check_same(cell, wanted, {k: used.get(k, v) for k, v in wanted.items()})
+                before = files | used.get("files", {})
+                if odd := [n for n, now in files.items() if before[n] != now]:
+                    raise RunError(
+                        f"The data of {', '.join(odd)} have changed since {self.folder(cell)} was "
+                        "begun; choose another --out, or remove that folder."
+                    )
                 self._check_settings(cell, _read(self.folder(cell) / SETTINGS))
             if self.results(cell) is None:
                 load("server", "simulation").rehearse(self.config(cell), sites, _described)
@@ -365,7 +374,10 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _about(sites: Sequence[Mapping[str, Any]], reading: Reading) -> dict[str, Any]:
-    """The sites' names, how their files are read, and the percent of wrong labels where any are."""
+def _about(
+    sites: Sequence[Mapping[str, Any]], reading: Reading, state: Callable[[Path], str]
+) -> dict[str, Any]:
+    """The sites' names and files, how these are read, and the percent of wrong labels if any."""
     poison = {s["name"]: s["poison"] for s in sites if s["poison"]}
-    return {"sites": [s["name"] for s in sites], "poison": poison} | reading.flat()
+    files = {s["name"]: state(Path(s["data"])) for s in sites}
+    return {"sites": [*files], "poison": poison, "files": files} | reading.flat()
