@@ -1,7 +1,7 @@
 """A site's audit log beside the record that a server kept of a run: every hash must be in both."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedda.ops.chain import Entry
 
@@ -45,7 +45,7 @@ def compare(site: str, here: Iterable[Entry], there: Iterable[Entry]) -> tuple[i
     return sum((ours & known).values()), odd
 
 
-def _words(key: tuple[str, str], count: int, rounds: dict[str, object]) -> str:
+def _words(key: tuple[str, str], count: int, rounds: Mapping[str, object]) -> str:
     event, digest = key
     often = f", {count} times," if count > 1 else ""
     when = rounds[digest]
