@@ -315,7 +315,7 @@ def test_an_error_calls_sites_and_settings_as_the_program_does(
     with pytest.raises(DataError, match=f"^the data of a has missing values .* {fix}$"):
         fedda.simulate(given, target="t", dir=tmp_path / "r", **{**FEW, "quiet": False})
     assert str(tmp_path) not in capsys.readouterr().err
-    with pytest.raises(RunError, match="^data has no domain 'u', it has a, b, t"):
+    with pytest.raises(RunError, match=r"^data has no domain 'u', it has a, b, t"):
         fedda.simulate(given, target="u", **FEW)
     texts = {"n": x[:, 0].round(), "sex": ["f", "m"] * 15}
     given = {name: (texts, np.arange(30) % 3) for name in "ab"} | {"t": (texts, None)}
