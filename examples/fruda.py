@@ -5,7 +5,7 @@
 The targets arrive one after another, at 20, 40 and 60 degrees. Each chooses whom to learn from by
 the bound of its error, and adapts by DILS, all in this process. Prints who learned from whom, with
 the accuracies of the labelled domain's own model and of the adapted one. FOLDER is
-runs/fruda-example unless given; an earlier run there is replaced.
+runs/fruda-example unless given; only there an earlier run is replaced.
 """
 
 import argparse
@@ -40,6 +40,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=IMAGES, help=f"a domain; default: {IMAGES}")
     args = parser.parse_args()
     out = args.out.absolute()
+    if args.out != OUT and out.exists() and any(out.iterdir()):
+        parser.error(f"{out} holds something already; give another --out, or remove it")
     shutil.rmtree(out, ignore_errors=True)
     drawn = {name: 10 for name in digits.DOMAINS} | {"handwritten": args.images}
     digits.build(out / "drawn", seed=0, train=drawn, test=TESTS)

@@ -64,10 +64,14 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
     (session,) = sessions
     sites = set(session.invitations)
     least = config.exchange.min_examples
-    if few := [f"{n.name} has {n.examples}" for n in members.nodes if _is_short(n, sites, least)]:
+    if short := [node for node in members.nodes if _is_short(node, sites, least)]:
+        few = ", ".join(f"{node.name} has {node.examples}" for node in short)
+        left = {node.role for node in members.nodes if node not in short}
+        leave = "leave out such sites, " if len(left) > 1 else ""  # else no run is left
         raise ConfigError(
             f"A gradient leaves a site only over {least} examples (exchange.min-examples), but "
-            f"{', '.join(few)} in all; leave out such sites, or give them more examples."
+            f"{few} in all; {leave}give them more examples, or take a method that sums no "
+            "gradients."
         )
     return min(len(sites), config.sources_per_round + 1) if config.sources_per_round else len(sites)
 

@@ -59,6 +59,8 @@ def test_every_setting_has_a_description() -> None:
         ({"run.baseline": "fedsgd"}, "no method 'fedsgd'"),
         ({"rounds": "many"}, "rounds is 'many'"),
         ({"rounds": 0}, "rounds is 0"),
+        ({"rounds": True}, "rounds is True, which cannot be: Input should be a number"),
+        ({"train.lr": True}, "train.lr is True"),
         ({"rounds": 2.5}, "rounds is 2.5"),
         ({"train.batch-size": 1}, "train.batch-size is 1"),
         ({"train.lr": float("nan")}, "train.lr is nan"),

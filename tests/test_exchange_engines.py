@@ -52,7 +52,7 @@ DILS: dict[str, Any] = (
         ({"method": "fdan", "rounds": 1}, r"no gradients in its first 1 rounds, and rounds is 1,"),
         (
             {"dils.collaborator": "bert", "exchange.min-examples": 49, "train.batch-size": 50},
-            r"only over 49 examples \(exchange\.min-examples\), but town has 48 in all",
+            r"only over 49 examples \(exchange\.min-examples\), but town has 48 in all; give them",
         ),
         ({"method": "fdann", "exchange.min-examples": 49, "exchange.p": 4}, "nothing to align"),
         ({"method": "fdan", "exchange.min-examples": 49, "exchange.p": 4}, "nothing to align"),

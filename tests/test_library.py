@@ -217,6 +217,7 @@ def test_importing_fedda_loads_next_to_nothing() -> None:
         ({"seeds": (-1,)}, "seeds is"),
         ({"resume": True}, "give it as dir"),
         ({"train_lr": "much"}, "train.lr is 'much'"),
+        ({"threads": "many"}, "threads is 'many'"),
         ({"method": "kd4a"}, "no method 'kd4a'"),
         ({"preset": "papers"}, "no preset 'papers'"),
     ],
@@ -314,6 +315,8 @@ def test_an_error_calls_sites_and_settings_as_the_program_does(
     with pytest.raises(DataError, match=f"^the data of a has missing values .* {fix}$"):
         fedda.simulate(given, target="t", dir=tmp_path / "r", **{**FEW, "quiet": False})
     assert str(tmp_path) not in capsys.readouterr().err
+    with pytest.raises(RunError, match=r"^data has no domain 'u', it has a, b, t"):
+        fedda.simulate(given, target="u", **FEW)
     texts = {"n": x[:, 0].round(), "sex": ["f", "m"] * 15}
     given = {name: (texts, np.arange(30) % 3) for name in "ab"} | {"t": (texts, None)}
     fix = r'as input_categories="sex=f\|m"; .* with columns="values=age\+weight"$'

@@ -19,19 +19,19 @@ BUDGETS = {
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
     "fedda/cli": 2_875,  # an empty value is refused, and data without --data
-    "fedda/config": 400,
+    "fedda/config": 405,  # truth is no number
     "fedda/contrib": 0,
     "fedda/contrib/audit": 1_425,
     "fedda/contrib/benchmarks": 1_500,
-    "fedda/contrib/lab": 1_904,
+    "fedda/contrib/lab": 1_924,
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
     "fedda/contrib/report": 2_400,
-    "fedda/data": 4_950,  # numbers that stand for gaps are named
+    "fedda/data": 4_953,  # numbers that stand for gaps are named
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,
-    "fedda/library": 1_031,  # a run that never trained leaves no folder
+    "fedda/library": 1_034,  # its own arguments are refused in a sentence
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
@@ -40,7 +40,7 @@ BUDGETS = {
     "fedda/secure": 450,
     "fedda/settings": 706,  # options become arguments wherever they stand
     "fedda/wire": 377,
-    "server": 2_493,  # a failure of a site comes with the error of a run in one process
+    "server": 2_497,  # sites are left out only where a run remains
     "server/superlink": 1_467,
     "server/watching": 375,
     "strategies": 1_273,  # what an added strategy returns is checked, and is finite

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from fedda.errors import ConfigError
 
@@ -37,6 +37,14 @@ class Section(BaseModel):
         for field in cls.model_fields.values():
             if field.description:
                 field.description = " ".join(field.description.split())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation in (int, float):
+            raise ValueError("Input should be a number")
+        return value
 
     def flat(self) -> Flat:
         """Every setting under its dotted key."""

@@ -19,7 +19,7 @@ from fedda.data.naming import listed
 from fedda.data.own_columns import own_columns
 from fedda.data.pixels import Encoded, read_images, sound
 from fedda.data.reader import Checked
-from fedda.data.samples import EXTENSIONS
+from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
 from fedda.data.unify import conform
@@ -126,7 +126,8 @@ def _batches(
         files = sound(files, form.gray, folder) if reading.skip_broken else files
         if not files:
             some = listed(sorted(EXTENSIONS), 9)
-            raise DataError(f"{folder} holds no images: put them into it, as {some}")
+            others = volumes(folder.rglob("*"))
+            raise DataError(f"{folder} holds no images{others}: put them into it, as {some}")
         names = [file.relative_to(folder).as_posix() for file in files]
         yield from _read(files, names, folder, shape, batch, form)
     else:

@@ -49,11 +49,13 @@ _NO_IMAGES = {
     "use as PNG or DICOM",
     (".csv", ".parquet"): "a table: give its own path, or in a simulation put it in this folder's "
     "place, under the site's name",
+    (".npy", ".npz", ".h5", ".hdf5"): "of arrays: save all of a site as x_train, y_train, x_test "
+    "and y_test of one .npz file, alone in the folder",
 }
 
 
 def volumes(files: Iterable[Path]) -> str:
-    """A sentence if some of these files that are no images are volumes or tables; else empty."""
+    """A sentence if some of these files hold data that is no image; else empty."""
     names = [file.name for file in files]
     kinds = ((n, of) for end, of in _NO_IMAGES.items() for n in names if n.lower().endswith(end))
     return next((f" ({name} is {kind})" for name, kind in kinds), "")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedda.config import DEFAULT
 from fedda.config.inputs import REFUSE, categories_of
-from fedda.config.sections import Flat
+from fedda.config.sections import Flat, validate
 from fedda.data import Description, Reading, Role, describe, passed_over
 from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
@@ -225,18 +225,21 @@ def simulate(
         flat |= {"run.dir": str(folder.parent), "run.name": folder.name, "run.resume": resume}
         config = RunConfig.parse(flat)
         targets = [target] if isinstance(target, str) else list(target)
-        launch = Launch(
-            target=",".join(targets),
-            engine=engine,
-            poison=",".join(f"{name}={percent}" for name, percent in (poison or {}).items()),
-            threads=threads,
-            device=device,
-            split=split,
-            gray_bits=str(gray_bits),
-            skip_broken=skip_broken,
-            follow_links=follow_links,
-            columns=columns,
-            teacher="" if teacher is None else str(Path(teacher).absolute()),
+        launch = validate(
+            Launch,
+            dict(
+                target=",".join(targets),
+                engine=engine,
+                poison=",".join(f"{name}={percent}" for name, percent in (poison or {}).items()),
+                threads=threads,
+                device=device,
+                split=split,
+                gray_bits=str(gray_bits),
+                skip_broken=skip_broken,
+                follow_links=follow_links,
+                columns=columns,
+                teacher="" if teacher is None else str(Path(teacher).absolute()),
+            ),
         )
         with nullcontext() if resume else beginning(config, launch):
             root = own_data.folder_of(data, folder / DATA, targets)
@@ -290,7 +293,7 @@ def worded(data: Sites, place: Path) -> Iterator[Callable[[str], str]]:
     def in_words(text: str) -> str:
         for name in data if isinstance(data, Mapping) else ():
             text = text.replace(str(place.resolve() / f"{name}.npz"), f"the data of {name}")
-        return as_arguments(text)
+        return as_arguments(text.replace(str(place), "data"))
 
     try:
         yield in_words

@@ -153,10 +153,11 @@ def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
     from fedda.contrib.lab.measured import Choice, as_json, as_markdown, most, refined_model
     from fedda.data import domains
     from fedda.errors import RunError
+    from fedda.models import describe
 
     (target,) = plan.targets
     place = domains(plan.data, plan.reading, plan.targets)[target]
-    found = {}
+    found, files = {}, list[Path]()
     for variant in plan.variants:
         cells = [Cell(variant, target, seed) for seed in plan.seeds]
         if all(plan.results(cell) is not None for cell in cells):
@@ -165,7 +166,7 @@ def _present(plan: "Plan", known: "Labels", words: Sequence[str]) -> None:
     if plan.variants[0] not in found:
         raise RunError("FedAvg could not be trained, and every method is judged beside it.")
     commands = {v: _command(plan, v, words) for v in found}
-    choice = Choice(plan, known, found, commands)
+    choice = Choice(plan, known, found, commands, len(describe(files[0]).classes))
     text = as_markdown(choice)
     written = [plan.out / f"{STEM}.md", plan.out / f"{STEM}.json"]
     put(written[0], text)

@@ -112,6 +112,7 @@ def _pictures(x: Any, places: list[Path]) -> None:
 def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") -> None:
     from fedda.contrib.lab import labelled
     from fedda.data.load import identities
+    from fedda.models import describe
 
     labels = labelled.Labels.read(folder, identities(target, "target", reading))
     drawn = labels.drawn
@@ -121,9 +122,10 @@ def _judge(target: Path, folder: Path, files: list[Path], reading: "Reading") ->
     echo(f"{count} of {len(drawn.images)} images labelled, look {drawn.looks}")
     for path, answers in zip(files, right, strict=True):
         found = labelled.interval(sum(answers), count, drawn.looks)
+        doubt = found.doubt(len(describe(path).classes))
         echo(
             f"{cell(str(path))}: {100 * found.accuracy:.1f} %, from {100 * found.low:.1f} to "
-            f"{100 * found.high:.1f}"
+            f"{100 * found.high:.1f}{doubt and f'; {doubt}'}"
         )
     best = max(range(len(files)), key=lambda i: sum(right[i]))
     for i in (i for i in range(len(files)) if i != best):

@@ -46,6 +46,11 @@ class Interval:
     def accuracy(self) -> float:
         return self.right / self.n
 
+    def doubt(self, classes: int) -> str:
+        """What is told where so many labels do not show more than chance; else nothing."""
+        told = f"these labels do not show that it is better than guessing among {classes} classes"
+        return told if self.low <= 1 / classes else ""
+
 
 def error_of(look: int) -> float:
     """The error of one look; those of all looks sum to ERROR."""

@@ -29,6 +29,7 @@ class Choice:
     # which labelled images most of a variant's seeds have right
     right: Mapping[Variant, Sequence[bool]]
     command: Mapping[Variant, str]  # words of `fedda run` that train a variant
+    classes: int  # of the models
 
     @property
     def reference(self) -> Variant:
@@ -103,11 +104,13 @@ def as_markdown(choice: Choice) -> str:
         own = variant == choice.reference
         rows.append([*row, "" if own else f"{choice.differs(variant):.2g}"])
     rights = [sum(right) for right in choice.right.values()]
-    why = "It has most of the labelled images right."
+    why = "It has more of the labelled images right than any other."
     if sum(choice.right[taken]) < max(rights):
         why = "The labels do not tell it from those that have more images right."
     elif rights.count(max(rights)) > 1:
         why = "None has more of the labelled images right."
+    if doubt := choice.interval(taken).doubt(choice.classes):
+        why += f" But {doubt}."
     heads = ["refined", "right", "accuracy in %", "interval", f"p beside {choice.reference.name}"]
     return "\n".join(
         [

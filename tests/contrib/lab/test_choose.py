@@ -62,7 +62,7 @@ def choice(right: dict[Variant, list[bool]]) -> Choice:
     """A choice by hand."""
     plan = Plan(Path("sites"), Path("out"), [FEDAVG, KD3A], ["t"], [0], {})
     labels = Labels(Drawn(0, 100, "", tuple(range(10)), 1), [], Path())
-    return Choice(plan, labels, right, dict.fromkeys(right, "fedda run"))
+    return Choice(plan, labels, right, dict.fromkeys(right, "fedda run"), 4)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,15 @@ def test_the_reference_is_left_if_labels_tell_it_apart(
     kd3a = [False] * lost + [True] * won + [True] * (10 - lost - won)
     made = choice({FEDAVG: fedavg, KD3A: kd3a})
     assert made.chosen == chosen
-    why = "It has most" if chosen == KD3A or lost > won else "The labels do not tell"
+    why = "It has more" if chosen == KD3A or lost > won else "The labels do not tell"
     why = why if won != lost else "None has more"
     assert f"Take {chosen.name}, refined. {why}" in as_markdown(made)
+
+
+@pytest.mark.parametrize(("n", "doubted"), [(6, True), (7, False)])  # of 10, from 23 and 30 %
+def test_what_labels_do_not_tell_from_guessing_is_said(n: int, doubted: bool) -> None:
+    text = as_markdown(choice({FEDAVG: [True] * n + [False] * (10 - n)}))
+    assert ("better than guessing among 4 classes." in text) == doubted
 
 
 def test_most_of_the_seeds_decide_an_image() -> None:

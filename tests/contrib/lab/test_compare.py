@@ -585,6 +585,22 @@ def test_long_work_before_a_training_is_told_from_its_process(
     assert "town, seed 0: 9 of 90 features are computed" in output.getvalue()
 
 
+def test_the_time_left_counts_how_long_trainings_take_to_start(root: Path, tmp_path: Path) -> None:
+    cells = plan(root, tmp_path, variants=parse(["fedavg"]), targets=["town"], seeds=[0, 1, 2])
+    every = cells.cells()
+    output, now = io.StringIO(), [0.0]
+    rounds, written = dict.fromkeys(every, 2), Console(file=output)
+    with CellsDisplay(rounds, [], 1, None, written, lambda: now[0]) as display:
+        for cell in every[:2]:  # 10 s and a second, then 5 s after the last round
+            for what, value, took in (("begin", 0, 7), ("round", 1, 3), ("round", 2, 1)):
+                now[0] += took
+                display(what, cell, value)
+            now[0] += 5
+            display("done", cell, None)
+    assert "0:09, about 0:22 left" in output.getvalue()  # from the start of a training alone
+    assert "0:09, about 0:14 left" in output.getvalue()  # (10 + 15) / 2, and a second
+
+
 @pytest.mark.nightly("fedda/contrib/lab")
 def test_a_killed_process_fails_only_its_training(root: Path, tmp_path: Path) -> None:
     """The first of two trainings would take minutes, so its process is killed within it."""

@@ -85,10 +85,13 @@ def test_images_are_drawn_labelled_and_models_judged(place: Path, tmp_path: Path
     judge = ("label", "--target", place / "t.npz", "--out", out, "--model", place / "run")
     judged, again = call(*judge), call(*judge)
     assert "20 of 30 images labelled, look 1" in judged.output and "look 2" in again.output
+    assert "guessing" not in judged.output
     (one,), (two,) = (
         [line for line in r.output.splitlines() if "%, from" in line] for r in (judged, again)
     )
     assert float(two.split("from ")[1].split()[0]) < float(one.split("from ")[1].split()[0])
+    fill(out, [str((row + (i > 9)) % 3) for i, row in enumerate(rows[:20])])
+    assert "better than guessing among 3 classes" in call(*judge).output
 
 
 def test_rows_may_be_sorted_and_a_gap_among_labels_is_refused(place: Path, tmp_path: Path) -> None:

@@ -47,8 +47,12 @@ class CellsDisplay(OnTerminal):
         self._running: dict[Cell, int] = {}  # each cell at work, and how many rounds it has done
         self._began: dict[Cell, float] = {}
         self._round_began: dict[Cell, float] = {}
-        self._seconds: dict[str, list[float]] = {}  # by variant, of every round seen
+        self._fresh: set[Cell] = set()  # at work, before their first round ends
+        # By variant: of each training until its first round has ended, and of every other round.
+        self._starts: dict[str, list[float]] = {}
+        self._seconds: dict[str, list[float]] = {}
         self._last_line = watch()
+        self._idle = [self._last_line] * jobs  # since when; a training begins at the longest
         self._bar = bar(console, "left")
         self._task = self._bar.add_task("", total=max(sum(rounds.values()), 1), left="")
         super().__init__(console, lambda: Group(self._bar, *self._status()))
@@ -64,12 +68,14 @@ class CellsDisplay(OnTerminal):
         """Show one thing that happened to a cell."""
         now = self._watch()
         if what == "begin":
-            self._began[cell] = self._round_began[cell] = now
+            self._began[cell] = now
+            self._round_began[cell] = self._idle.pop(0) if self._idle else now
             self._running[cell] = value
+            self._fresh.add(cell)
         elif what == "round":
-            if value > 1 or self._rounds[cell] == 1:  # the first one also reads data and networks
-                seconds = self._seconds.setdefault(cell.variant.name, [])
-                seconds.append(now - self._round_began.get(cell, now))
+            seen = self._starts if cell in self._fresh else self._seconds
+            seen.setdefault(cell.variant.name, []).append(now - self._round_began.get(cell, now))
+            self._fresh.discard(cell)
             self._round_began[cell] = now
             self._running[cell] = value
         elif what == "line":
@@ -82,7 +88,10 @@ class CellsDisplay(OnTerminal):
         self._update()
 
     def _done(self, cell: Cell, error: str | None, now: float) -> None:
-        self._running.pop(cell, None)
+        if self._running.pop(cell, None) is not None:
+            # What comes after the last round counts to the start of the next training.
+            self._idle.append(self._round_began[cell] if error is None else now)
+        self._fresh.discard(cell)
         self._finished.add(cell)
         took = clock(now - self._began.get(cell, now))
         if error is not None:
@@ -104,16 +113,17 @@ class CellsDisplay(OnTerminal):
         ]
 
     def _left(self) -> str:
-        """Time until all cells are trained, from each variant's mean seconds per round so far."""
-        every = [s for each in self._seconds.values() for s in each]
+        """Time until all cells are trained, from each variant's mean seconds so far."""
         open_cells = [c for c in self._rounds if c not in self._finished]
-        if not every or not open_cells:
+        later = self._seconds or max(self._rounds.values(), default=0) == 1
+        if not self._starts or not later or not open_cells:
             return ""
-        usual, seconds = sum(every) / len(every), 0.0
+        seconds = 0.0
         for cell in open_cells:
-            own = self._seconds.get(cell.variant.name)
-            pace = sum(own) / len(own) if own else usual
-            seconds += (self._rounds[cell] - self._running.get(cell, 0)) * pace
+            name, rounds = cell.variant.name, self._rounds[cell] - self._running.get(cell, 0)
+            if cell not in self._running or cell in self._fresh:
+                seconds, rounds = seconds + _usual(self._starts, name), rounds - 1
+            seconds += rounds * _usual(self._seconds, name)
         return f"about {clock(seconds / min(self._jobs, len(open_cells)))} left"
 
     def _update(self) -> None:
@@ -124,6 +134,12 @@ class CellsDisplay(OnTerminal):
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(Text(printable(text), style=style), soft_wrap=True, highlight=False)
         self._last_line = self._watch()
+
+
+def _usual(seen: Mapping[str, Sequence[float]], name: str) -> float:
+    """The mean of a variant's seconds, or of all variants' where it has none yet."""
+    own = seen.get(name) or [seconds for each in seen.values() for seconds in each]
+    return sum(own) / max(len(own), 1)
 
 
 def _accuracy_text(accuracy: float | None) -> str:
