@@ -35,7 +35,7 @@ BUDGETS = {
     "fedda/look": 277,
     "fedda/maths": 1_100,
     "fedda/models": 1_550,
-    "fedda/ops": 1_321,  # how malloc keeps memory, which was the server's
+    "fedda/ops": 1_351,  # of several authorities that counts which is used
     "fedda/results": 1_292,  # outputs that nobody reads
     "fedda/secure": 450,
     "fedda/settings": 706,  # options become arguments wherever they stand
