@@ -371,13 +371,14 @@ class _Attacker:
         from fedda.contrib.audit.subject import atoms_of
 
         count, atoms = shadows + shadows % 2, atoms_of(self._home)
+        epochs = epochs or self.subject.epochs
         found = attack.audit(
             self.subject,
             count=count,
-            epochs=epochs or self.subject.epochs,
+            epochs=epochs,
             atoms=None if atoms is None else atoms[0].flatten(end_dim=-2),
             seed=self._seed,
-            note=_paced(f"training {count} models on halves"),
+            note=_paced(f"training {count} models on halves, {epochs} epochs each"),
         )
         self.found.append(found)
 
@@ -442,7 +443,8 @@ def _paced(what: str) -> Callable[[float], None]:
 
     def note(done: float) -> None:
         left = (monotonic() - began) * (1 - done) / done
-        _say(f"{what}: {done:.0%}, about {clock(left)} left")
+        if left:
+            _say(f"{what}: {done:.0%}, about {clock(left)} left")
 
     return note
 
