@@ -153,9 +153,9 @@ def test_a_server_starts_with_a_certificate_only_that_it_can_use_itself(
     assert remedy in done.output
     bare = "server.pem names no host and not 127.0.0.1"
     certificate.renew(tmp_path)
-    (tmp_path / "ca.key").unlink()  # as of a certificate that somebody else made
+    (tmp_path / "ca.key").unlink()  # as of one who keeps it elsewhere
     said = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)]).output
-    assert bare in said and "it, too, where it is from" in said
+    assert bare in said and "for which ca.key has to be put back there" in said
     certificate.init(tmp_path / "other")
     (tmp_path / "other" / "ca.crt").replace(tmp_path / "ca.crt")  # as from an older copy
     done = CliRunner().invoke(server, ["superlink", "--dir", str(tmp_path)])
@@ -176,6 +176,66 @@ def test_sites_and_server_warn_of_an_authority_that_expires_soon(
         told(tmp_path)
         said = capsys.readouterr().err
         assert ("ca.crt expires on" in said and "hands it out" in said) == (days < 30)
+
+
+def test_of_several_authorities_in_a_file_that_one_counts_which_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While one replaces another, each stands first somewhere, and the old one ends."""
+    certificate.init(tmp_path / "new")
+    new = (tmp_path / "new" / "ca.crt").read_bytes()
+    monkeypatch.setattr(certificate, "CA_DAYS", 3)
+    certificate.init(tmp_path)
+    soon, ca = (tmp_path / "ca.crt").read_bytes(), tmp_path / "ca.crt"
+    now = datetime.now(UTC)
+    self_signed(tmp_path / "ended.pem", now - timedelta(days=30), now - timedelta(days=1))
+    ended = (tmp_path / "ended.pem").read_bytes()
+    for content in (soon + new, new + soon, ended + new, new + ended):
+        ca.write_bytes(content)
+        assert certificate.check_certificate(ca) == ""
+    for content in (soon + new, new + soon):  # but the server's own is signed by that which ends
+        ca.write_bytes(content)
+        certificate.renew(tmp_path)
+        _certificates(tmp_path)
+        assert "ca.crt expires on" in capsys.readouterr().err
+    for file in ("server.pem", "server.key"):
+        (tmp_path / "new" / file).replace(tmp_path / file)
+    _certificates(tmp_path)
+    assert capsys.readouterr().err == ""
+    ca.write_bytes(ended + ended)
+    with pytest.raises(KeyFileError, match="expired on"):
+        certificate.check_certificate(ca)
+    server, chain = (tmp_path / "server.pem").read_bytes(), tmp_path / "chain.pem"
+    chain.write_bytes(server + ended)  # of a chain each counts
+    with pytest.raises(KeyFileError, match="expired on"):
+        certificate.check_certificate(chain)
+
+
+def test_a_certificate_is_renewed_where_the_authoritys_key_is(tmp_path: Path) -> None:
+    certificate.init(tmp_path, ["hub.example.org"])
+    (tmp_path / "ca.key").unlink()
+    with pytest.raises(KeyFileError, match=r"put it back until this is done; or renew where"):
+        certificate.renew(tmp_path)
+
+
+def test_an_authority_that_is_there_has_a_servers_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, it is made anew: what makes keys once looks for ca.crt alone."""
+    write = certificate.write_pair
+
+    def killed(*files: Path | bytes) -> None:
+        if (tmp_path / "ca.crt").exists() or (tmp_path / "server.pem").exists():
+            raise KeyboardInterrupt
+        write(*files)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(certificate, "write_pair", killed)
+    with pytest.raises(KeyboardInterrupt):
+        certificate.init(tmp_path)
+    assert not (tmp_path / "ca.crt").exists()
+    monkeypatch.setattr(certificate, "write_pair", write)
+    certificate.init(tmp_path)
+    _certificates(tmp_path)
 
 
 def test_keys_are_written_both_or_not_at_all(

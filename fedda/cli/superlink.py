@@ -152,8 +152,7 @@ def _certificates(directory: Path) -> tuple[Path, Path, Path]:
             f"`{typed('fedda', 'keys', make, '--dir', directory, '--host', 'NAME')}`, or give "
             "--insecure for development on one machine"
         )
-    warnings = [certificate.check_certificate(ca), certificate.check_certificate(pem, key)]
-    certificate.check_server(pem, ca)
+    warnings = certificate.check_certificate(pem, key), certificate.check_server(pem, ca)
     for warning in filter(None, (*warnings, certificate.opened(key))):
         echo(f"warning: {warning}", err=True)
     return ca, pem, key

@@ -30,6 +30,7 @@ SERVER_DAYS = 825
 SOON = timedelta(days=30)
 LOOPBACK = "127.0.0.1"
 ALWAYS = ("localhost", LOOPBACK)
+AUTHORITY = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda authority")])
 
 
 def init(directory: Path, hosts: Iterable[str] = ()) -> None:
@@ -47,17 +48,17 @@ def init(directory: Path, hosts: Iterable[str] = ()) -> None:
             )
     _sans(hosts := list(hosts))
     ca_key = ec.generate_private_key(ec.SECP384R1())
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda authority")])
     ca = (
-        _certificate(ca_name, ca_name, ca_key.public_key(), CA_DAYS)
+        _certificate(AUTHORITY, AUTHORITY, ca_key.public_key(), CA_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), False)
         .sign(ca_key, hashes.SHA384())
     )
+    _sign(directory, hosts, ca, ca_key)
+    # Last: a folder with an authority has a server's certificate, too, whenever this was killed.
     pem = ca.public_bytes(serial.Encoding.PEM)
     write_pair(directory / "ca.key", _pem(ca_key), directory / "ca.crt", pem)
-    renew(directory, hosts)
 
 
 def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
@@ -67,9 +68,26 @@ def renew(directory: Path, hosts: Iterable[str] = ()) -> None:
         KeyFileError: the folder holds no authority, or one that cannot be used.
     """
     directory = Path(directory)
-    check_certificate(directory / "ca.crt", directory / "ca.key")
-    ca = _read(directory / "ca.crt")
-    ca_key = _private(directory / "ca.key")
+    authority, private = directory / "ca.crt", directory / "ca.key"
+    if authority.exists() and not private.exists():
+        raise KeyFileError(
+            f"there is no {private}, which signs the server's certificate: put it back until this "
+            f"is done; or renew where it is kept, in a folder with it and {authority}, and bring "
+            f"server.pem and server.key from there to {directory}"
+        )
+    ca_key = _private(private)
+    ca = _of_key(authority, private, _read(authority))
+    _dates(authority, ca)
+    _sign(directory, hosts, ca, ca_key)
+
+
+def _sign(
+    directory: Path,
+    hosts: Iterable[str],
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+) -> None:
+    """Make a server's certificate and key, signed by an authority."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedda server")])
     server = (
@@ -97,7 +115,31 @@ def check_certificate(path: Path, key: Path | None = None) -> str:
     Raises:
         KeyFileError: with the dates and what to do.
     """
-    certificate = _read(path)
+    certificates = _read(path)
+    if key is not None:
+        _of_key(path, key, certificates[:1])
+    if certificates[0].issuer != certificates[0].subject:  # a chain, all of which is needed
+        return next(filter(None, [_dates(path, each) for each in certificates]), "")
+    # Of several authorities, as while one replaces another, any will do.
+    now = datetime.now(UTC)
+    valid = [c for c in certificates if c.not_valid_before_utc <= now <= c.not_valid_after_utc]
+    return _dates(path, max(valid or certificates[:1], key=lambda c: c.not_valid_after_utc))
+
+
+def _of_key(path: Path, key: Path, certificates: list[x509.Certificate]) -> x509.Certificate:
+    """That of a file's certificates which belongs to a private key."""
+    public = _private(key).public_key()
+    for certificate in certificates:
+        if certificate.public_key() == public:
+            return certificate
+    raise KeyFileError(
+        f"{key} is not the private key of {path}: use the two files of the same "
+        "`fedda keys init`, or make a new pair with `fedda keys renew`"
+    )
+
+
+def _dates(path: Path, certificate: x509.Certificate) -> str:
+    """Refuse a certificate of a file that is not valid now; a warning, if it expires soon."""
     now = datetime.now(UTC)
     starts, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     todo = f"renew it {_renewal(path, certificate)} and start this server again"
@@ -113,25 +155,24 @@ def check_certificate(path: Path, key: Path | None = None) -> str:
             f"{path} is valid from {starts:%Y-%m-%d %H:%M} UTC and it is {now:%Y-%m-%d %H:%M} UTC "
             "now: set this machine's clock, or wait"
         )
-    if key is not None and certificate.public_key() != _private(key).public_key():
-        raise KeyFileError(
-            f"{key} is not the private key of {path}: use the two files of the same "
-            "`fedda keys init`, or make a new pair with `fedda keys renew`"
-        )
     if ends - now >= SOON:
         return ""
     return f"{path} expires on {ends:%Y-%m-%d %H:%M} UTC, and no site can join from then on: {todo}"
 
 
-def check_server(path: Path, authority: Path) -> None:
-    """Refuse a server's certificate without 127.0.0.1, or of another authority.
+def check_server(path: Path, authority: Path) -> str:
+    """Refuse a server's certificate without 127.0.0.1, or of an authority that is not valid now.
+
+    Returns:
+        A warning, if that authority expires soon.
 
     Raises:
         KeyFileError: the server itself, which admits keys at 127.0.0.1, would not accept it.
     """
-    certificate = _read(path)
-    last = x509.load_pem_x509_certificates(pem(path))[-1]
-    if not any(_issued(last, by) for by in x509.load_pem_x509_certificates(pem(authority))):
+    chain = _read(path)
+    certificate = chain[0]
+    by = next((each for each in _read(authority) if _issued(chain[-1], each)), None)
+    if by is None:
         raise KeyFileError(
             f"{path} is not signed by {authority}, which sites have: put back the one that belongs "
             f"to it, or make {path.name} anew {_renewal(path, certificate)}"
@@ -142,6 +183,7 @@ def check_server(path: Path, authority: Path) -> None:
             "admits sites' keys and takes runs: make one that names it, too, "
             f"{_renewal(path, certificate)}"
         )
+    return _dates(authority, by)
 
 
 def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
@@ -151,9 +193,10 @@ def _issued(certificate: x509.Certificate, by: x509.Certificate) -> bool:
     return certificate == by
 
 
-def _read(path: Path) -> x509.Certificate:
+def _read(path: Path) -> list[x509.Certificate]:
+    """All certificates of a file: an authority or several, or a server's and those that signed."""
     try:
-        return x509.load_pem_x509_certificate(pem(path))
+        return x509.load_pem_x509_certificates(pem(path))
     except ValueError as error:
         raise KeyFileError(
             f"{path} is not a PEM certificate: give what `fedda keys init` made at the server"
@@ -172,11 +215,13 @@ def _hosts(certificate: x509.Certificate) -> list[str]:
 
 def _renewal(path: Path, certificate: x509.Certificate) -> str:
     """How a server's certificate is made anew."""
-    if not (path.parent / "ca.key").is_file():
+    here = (path.parent / "ca.key").is_file()
+    if not here and certificate.issuer != AUTHORITY:
         return "where it is from"
     own = [host for host in _hosts(certificate) if host not in ALWAYS and "*" not in host]
     options = (word for host in own for word in ("--host", host))
-    return f"with `{typed('fedda', 'keys', 'renew', '--dir', path.parent, *options)}`"
+    command = typed("fedda", "keys", "renew", "--dir", path.parent, *options)
+    return f"with `{command}`{'' if here else ', for which ca.key has to be put back there,'}"
 
 
 def pem(path: Path) -> bytes:

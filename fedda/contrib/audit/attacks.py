@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from fedda.errors import DataError, FeddaError, RunError, reason
 from fedda.files import put
 from fedda.halves import load as load_folder
 from fedda.results.escaping import PlainConsole, echo
+from fedda.results.progress import clock
 from fedda.results.read import MODEL, RESULTS, model_file
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
@@ -284,12 +286,13 @@ def every(
     """Try every attack on what RUN's sites send, and say beside each what guesses would reach.
 
     Runs `update`, `membership`, `shares` and `properties`; if the run's method has a discriminator,
-    `fedda audit gradients` attacks that. It takes some minutes.
+    `fedda audit gradients` attacks that. It says on the way how long it still takes: most is to
+    train --shadows models, each for --epochs.
 
       fedda audit all runs/kd3a --data ./clinic-b
 
     With --evidence it writes a page for whoever decides about the export: what crossed, the
-    attacks and their settings, and what is not protected, signed with the site's key.
+    attacks and their settings, and what is not protected.
 
       fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --policy p.toml
     """
@@ -311,7 +314,9 @@ def every(
         if not attacker.found:
             raise DataError("No attack could be tried on these data; see above.")
         attacker.finish(as_json)
-        options = {"trials": trials, "steps": steps, "shadows": shadows, "epochs": epochs}
+        options = {"trials": trials, "steps": steps, "shadows": shadows}
+        made = attacker.subject.epochs
+        options |= {"epochs": epochs or made, "epochs-of-the-run": made}
         options |= {"sites": sites, "seed": seed, **reading.flat()}
         attacker.prove(proof, options)
 
@@ -351,9 +356,9 @@ class _Attacker:
         from fedda.contrib.audit import drawings
         from fedda.contrib.audit import update as attack
 
-        _say("recovering images from updates")
+        note = _paced("recovering images from updates")
         found, pictures = attack.invert(
-            self.subject, trials=trials, iterations=steps, seed=self._seed
+            self.subject, trials=trials, iterations=steps, seed=self._seed, note=note
         )
         self.found.append(found)
         if pictures:
@@ -366,13 +371,14 @@ class _Attacker:
         from fedda.contrib.audit.subject import atoms_of
 
         count, atoms = shadows + shadows % 2, atoms_of(self._home)
+        epochs = epochs or self.subject.epochs
         found = attack.audit(
             self.subject,
             count=count,
-            epochs=epochs or self.subject.epochs,
+            epochs=epochs,
             atoms=None if atoms is None else atoms[0].flatten(end_dim=-2),
             seed=self._seed,
-            note=lambda done: _say(f"training {count} models on halves: {done}"),
+            note=_paced(f"training {count} models on halves, {epochs} epochs each"),
         )
         self.found.append(found)
 
@@ -428,6 +434,19 @@ class _Attacker:
 
 def _say(text: str) -> None:
     echo(f"{text} ...", err=True)
+
+
+def _paced(what: str) -> Callable[[float], None]:
+    """Say what is begun -> what says how long the rest takes, told the share that is done."""
+    began = monotonic()
+    _say(what)
+
+    def note(done: float) -> None:
+        left = (monotonic() - began) * (1 - done) / done
+        if left:
+            _say(f"{what}: {done:.0%}, about {clock(left)} left")
+
+    return note
 
 
 def home_of(run: Path) -> Path:

@@ -33,7 +33,7 @@ from .subject import Subject
 FALSE = (0.001, 0.01, 0.1)  # shares of others taken for members
 FEW = 64  # shadow models; with fewer, one variance for all examples
 SPARE = 1e-7
-Note = Callable[[int], None]
+Note = Callable[[float], None]
 GUESS = {"auc": 0.5} | {f"tpr@{share:g}": share for share in FALSE}
 
 
@@ -54,7 +54,7 @@ def audit(
         epochs: that each trains.
         atoms: (K, d) all points; they are attacked if the site has other examples to compare with.
         seed: of every draw.
-        note: is told how many models have been trained.
+        note: is told which share of the models has been trained.
     """
     phi, inside = shadows(subject, count, epochs, seed, note)
     found = {"model": told(scores(phi, inside), inside), "confidence": told(phi, inside)}
@@ -154,7 +154,7 @@ def shadows(
         chosen = inside[s].nonzero().flatten()
         subject.train_on(model, chosen, epochs, seed_for(seed, s))
         phi.append(confidences(model, subject.x, subject.y))
-        note(s + 1)
+        note((s + 1) / count)
     return torch.stack(phi), inside
 
 

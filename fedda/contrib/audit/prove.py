@@ -86,7 +86,7 @@ class Proof:
                 "figures": figures,
                 "thresholds": limits,
                 "above": odd,
-                "risks": evidence.open_risks(config, kinds, rows),
+                "risks": evidence.open_risks(config, kinds, rows, options),
                 "options": dict(options),
                 "config": dict(config),
             }

@@ -17,6 +17,7 @@ above what one in a hundred reaches by guesses, and at least 15 dB.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -35,14 +36,22 @@ SIZES = (1, 2, 4, 8, 16, 64)  # examples in one update
 LEAST = 15.0  # dB
 CHANCE = 0.01
 SMOOTH = 1e-4  # tv
+BASE = 8  # examples whose part of a step costs as much as what a step of any size does
 
 Pair = tuple[Tensor, Tensor]  # an image, and what was made of noise
 
 
 def invert(
-    subject: Subject, *, trials: int = 2, iterations: int = 300, seed: int = 0
+    subject: Subject,
+    *,
+    trials: int = 2,
+    iterations: int = 300,
+    seed: int = 0,
+    note: Callable[[float], None] = lambda done: None,
 ) -> tuple[Audit, list[Pair]]:
     """Attack updates of one step over few examples -> what was recovered, and the best pictures.
+
+    `note` is told which share of the work is done.
 
     Raises:
         DataError: there are too few examples to compare with.
@@ -56,17 +65,19 @@ def invert(
     threshold = max(LEAST, float(every.quantile(1 - CHANCE)))
     guess = {"images": CHANCE, "psnr": float(every.mean())}
     found, pictures = [], []
-    for on, attacked in _models(subject, seed):
-        for n in sizes:
-            quality, picture = _tried(attacked, n, trials, iterations, seed)
-            recovered = {
-                "images": float((quality > threshold).float().mean()),
-                "psnr": float(quality.mean()),
-                "best": float(quality.max()),
-            }
-            found.append(Finding("update", on, n, recovered, guess))
-            if subject.are_images:
-                pictures.append(picture)
+    tries = [(on, made, n) for on, made in _models(subject, seed) for n in sizes]
+    work = [BASE + n for *_, n in tries]
+    for k, (on, attacked, n) in enumerate(tries):
+        quality, picture = _tried(attacked, n, trials, iterations, seed)
+        recovered = {
+            "images": float((quality > threshold).float().mean()),
+            "psnr": float(quality.mean()),
+            "best": float(quality.max()),
+        }
+        found.append(Finding("update", on, n, recovered, guess))
+        if subject.are_images:
+            pictures.append(picture)
+        note(sum(work[: k + 1]) / sum(work))
     settings = {"threshold": threshold, "iterations": iterations, "trials": trials}
     return Audit("update", settings, tuple(found)), pictures
 

@@ -72,7 +72,9 @@ def test_the_subject_is_the_run_and_the_sites_data(tmp_path: Path) -> None:
 
 def test_one_image_is_recovered_and_many_are_not(tmp_path: Path) -> None:
     s = site(made(tmp_path, 40, side=4))
-    found, pictures = update.invert(s, iterations=60)
+    done: list[float] = []
+    found, pictures = update.invert(s, iterations=60, note=done.append)
+    assert done == sorted({*done}) and done[-1] == 1 and len(done) == len(found.findings)
     assert [f.on for f in found.findings] == 5 * ["early"] + 5 * ["last"]
     by_size = {f.examples: f for f in found.findings if f.on == "last"}
     assert list(by_size) == [1, 2, 4, 8, 16]

@@ -70,6 +70,7 @@ def test_the_page_says_what_crossed_what_was_tried_and_what_is_open(written: Pat
     about = json.loads(written.with_suffix(".json").read_text())
     assert about["figures"]["images"] == 0.055 and about["above"] == []
     assert about["crosses"] and about["options"] == {"seed": 7}
+    assert "nobody has judged the figures" in html  # no policy was given
 
 
 def test_a_figure_above_the_policy_ends_with_its_exit_code(
@@ -111,3 +112,14 @@ def test_the_command_attacks_writes_and_judges(tmp_path: Path) -> None:
     call("audit", "all", run, *words, code=ABOVE)
     about = json.loads(page.with_suffix(".json").read_text())
     assert about["above"] == ["shares"] and about["options"]["shadows"] == 4
+
+
+def test_the_page_says_whose_models_were_seen_and_what_was_trained_less() -> None:
+    plain, sealed = ["from source model", "from target model"], ["from source sealed"]
+    epochs = {"epochs": 2, "epochs-of-the-run": 40}
+    risks = " ".join(evidence.open_risks({}, plain, ROWS, epochs))
+    assert "The server saw the model that the target sent." in risks
+    assert "models of 2 epochs, and the run made 40" in risks
+    risks = " ".join(evidence.open_risks({}, [*sealed, "from target model"], ROWS, {}))
+    assert "The target saw the model of each single source" in risks
+    assert "target sent" not in risks and "epochs" not in risks

@@ -49,9 +49,19 @@ def above(found: Mapping[str, float | None], most: Mapping[str, float | None]) -
 
 
 def open_risks(
-    config: Mapping[str, Any], crosses: Sequence[str], found: Sequence[Finding]
+    config: Mapping[str, Any],
+    crosses: Sequence[str],
+    found: Sequence[Finding],
+    options: Mapping[str, Any],
 ) -> list[str]:
-    """What is not protected in a run with these settings, in whole sentences."""
+    """What is not protected in a run with these settings, in whole sentences.
+
+    Args:
+        config: the run's settings.
+        crosses: the kinds of what crossed.
+        found: what the attacks found.
+        options: the attacks' settings.
+    """
     risks = [
         "All figures are lower bounds, by these attacks on these data; better ones recover more.",
         "They hold for honest weights: a server that makes up the weights it sends can recover "
@@ -59,12 +69,23 @@ def open_risks(
     ]
     if any(kind.startswith("from source model") for kind in crosses):
         risks.append("The server saw the model of each single source: no sums, and none sealed.")
+    sealed = any("sealed" in kind for kind in crosses)
+    if sealed:
+        risks.append("The target saw the model of each single source, which the server relayed.")
+    elif any(kind.startswith("from target model") for kind in crosses):
+        risks.append("The server saw the model that the target sent.")
     if not config.get("privacy.noise"):
         risks.append("No example is protected by differential privacy (privacy.noise is 0).")
     if config.get("model.norm", "batch") == "batch":
         risks.append("BatchNorm's moments, if the network has such layers, tell class shares.")
     if any("gradient" in kind for kind in crosses):
         risks.append("Gradients crossed; `fedda audit gradients` attacks them, and not this page.")
+    epochs, made = options.get("epochs", 0), options.get("epochs-of-the-run", 0)
+    if epochs < made:
+        risks.append(
+            f"Membership was measured on models of {epochs} epochs, and the run made {made}: its "
+            "own models may tell more."
+        )
     missing = [name for name in ATTACKS if name not in {f.attack for f in found}]
     if missing:
         risks.append(f"Not tried: {', '.join(missing)}.")
@@ -78,7 +99,10 @@ def page(about: Mapping[str, Any]) -> str:
         about: what `fedda audit all --evidence` writes as JSON.
     """
     title = f"Evidence before export: {about['run']}"
-    said = "No figure is above a threshold of the policy."
+    limits = [limit for limit in about["thresholds"].values() if limit is not None]
+    said = "The policy, if any was given, has no thresholds: nobody has judged the figures."
+    if limits:
+        said = f"No figure is above a threshold; the policy has {len(limits)} of {len(MEANING)}."
     if about["above"]:
         said = f"Above the policy's threshold: {', '.join(about['above'])}."
     facts = [(name, str(about[name])) for name in ("made", "fedda", "run", "data", "model")]
