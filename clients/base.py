@@ -383,7 +383,7 @@ class Client:
         """Answer an evaluation request; the only code that reads a target's labelled test files."""
         start = time.perf_counter()
         self.begin(request)
-        p = self.checked(self.predict(self.data.x), self.site.test_noise)
+        p = self.checked(self.predict(self.data.x))
         numbers: Numbers = {"infomax": self.privatise(INFOMAX, infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := output_privacy.predicted(p, least)) is not None:
@@ -397,7 +397,7 @@ class Client:
         if held is not None:
             p, numbers["tested"] = self.predict(held.x), len(held)
             with suppress(FewImagesError):  # a loss that would be about few of the tests stays
-                q = self.checked(p, self.site.test_noise)
+                q = self.checked(p)
                 loss = float(F.nll_loss(q.clamp_min(1e-12).log(), held.y))
                 numbers["loss"] = self.privatise(LOSS, loss, len(held))
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
@@ -415,24 +415,38 @@ class Client:
         notes.tested(self, held, p)
         return numbers
 
-    def checked(self, p: Tensor, noise: float = 0.0) -> Tensor:
+    def checked(self, p: Tensor, noise: float | None = None, teaches: bool = False) -> Tensor:
         """Return the answers (N, C) of a predictor, if they are those of a trained network.
 
         Through noise on what is told of them a refusal would tell of single images: none is then.
+
+        Args:
+            p: the answers.
+            noise: on what is told of them; by default that of tests.
+            teaches: whether a model that leaves learns them; in place of a refusal, all are unsure.
         """
-        if noise:
-            return torch.where(p.isfinite().all(dim=1, keepdim=True), p, 1 / p.shape[1])
-        if not self.site.reproducible:  # in an experiment, a training that failed is a result
-            output_privacy.check_answers(p, self.site.min_images)
+        if hidden := self.site.test_noise if noise is None else noise:
+            p = torch.where(p.isfinite().all(dim=1, keepdim=True), p, 1 / p.shape[1])
+        try:
+            if not self.site.reproducible:  # in an experiment, a training that failed is a result
+                output_privacy.check_answers(p, self.site.min_images)
+        except FewImagesError:
+            if not hidden:
+                raise
+            return torch.full_like(p, 1 / p.shape[1]) if teaches else p
         return p
 
     def spread(self, z: Tensor, summed: bool = False) -> Tensor:
         """Return the features (N, d) of images, if no few images have most of their variance.
 
+        Through noise on what is told of them a refusal would tell of single images: none is then.
+
         Args:
             z: the features.
             summed: whether a sum of gradients is computed from them.
         """
+        if self.site.test_noise and not summed:
+            return z.nan_to_num(0.0, 0.0, 0.0)
         if not self.site.reproducible:
             check = output_privacy.check_window if summed else output_privacy.check_spread
             check(z, self.site.min_images)

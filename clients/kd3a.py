@@ -158,7 +158,7 @@ class Target(Client):
         """Return teachers' probabilities (N, K, C), the weighting's numbers, the statistics.
 
         Only one teacher at a time is on the device, however many there are. A teacher is left out
-        if its answers would let the numbers be about few images.
+        if its answers would let the numbers be about few images; with noise on tests, it is unsure.
 
         Raises:
             WireError: no teacher is left.
@@ -172,7 +172,7 @@ class Target(Client):
             models.load_arrays(teacher, packed.unpack())
             try:
                 distance = self._distance(teacher, images) if weighting == "h-divergence" else None
-                p.append(self.checked(self._probabilities(teacher, images)))
+                p.append(self.checked(self._probabilities(teacher, images), teaches=True))
             except WireError as error:
                 logger.error("the model of %s is not used: %s", name, error)
                 continue

@@ -1,7 +1,7 @@
 """Sealed models in whole rounds: KD3A's result to the bit, and a server that reads no model."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from flwr.app import Message
 
 from clients import fedavg as clients_fedavg
 from clients.site.memory import resident
+from clients.site.origin import Origin
 from fedda import records
 from fedda.errors import Code, ConfigError, QuorumError, SecureError
 from fedda.ops import keys
@@ -60,7 +61,8 @@ def bench(nodes: Sequence[Node], script: Any = None, **settings: Any) -> Bench:
 
 def address(public: bytes, **changes: Any) -> Envelope:
     return Envelope(
-        **{"training": "t", "round": 1, "source": "anna", "target": "town"} | changes, public=public
+        **{"training": "t", "round": 1, "source": "anna", "target": "town", "begun": "b"} | changes,
+        public=public,
     )
 
 
@@ -74,7 +76,8 @@ def test_only_the_right_key_opens_a_model_and_only_for_its_address() -> None:
     assert len(sealed) == 500 + LONGER and b"model" not in sealed
     assert unseal(sealed, address(own.public), own) == b"model" * 100
     assert seal(b"model" * 100, address(own.public)) != sealed  # a new secret each time
-    for wrong in ({"training": "u"}, {"round": 2}, {"source": "bert"}, {"target": "city"}):
+    wrongs = ({"training": "u"}, {"round": 2}, {"source": "bert"}, {"target": "city"})
+    for wrong in (*wrongs, {"begun": "c"}):
         with pytest.raises(SecureError, match="not for this site's key"):
             unseal(sealed, address(own.public, **wrong), own)
     with pytest.raises(SecureError, match="not for this site's key"):
@@ -192,6 +195,35 @@ def test_a_key_of_the_servers_own_is_refused(keyed: list[Node], tmp_path: Path) 
         with pytest.raises(QuorumError):
             made.round()
         assert failures(made) == {(s, int(Code.SECURE)) for s in SOURCES}
+
+
+@pytest.mark.parametrize("what", ["settings", "model"])
+def test_a_server_that_tells_sources_other_things_than_the_target_gets_no_mean(
+    keyed: list[Node], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It would know what the sources send, as nothing is learnt at a rate of almost 0."""
+    made = bench(keyed)
+    push = made.grid.push_messages
+    monkeypatch.setattr(Origin, "check", lambda *_: None)  # as of a later round's model
+
+    def lying(messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        for message in messages:
+            if message.content.get("step", {}).get("hop") == "train":
+                arrays, tables = records.read(message.content)
+                if what == "settings":
+                    tables["task"] = {**tables["task"], "train.lr": 1e-6}
+                else:
+                    sent = arrays["model"].unpack()
+                    moved = {n: local_grid.times(a, 1.01) for n, a in sent.items()}
+                    arrays = {**arrays, "model": pack(moved, Kind.MODEL)}
+                message.content = records.write(arrays, **tables)
+        return push(messages)
+
+    monkeypatch.setattr(made.grid, "push_messages", lying)
+    with pytest.raises(QuorumError):
+        made.round()
+    assert failures(made) == {("town", int(Code.SECURE))}
 
 
 def tampered(

@@ -12,17 +12,26 @@ from safetensors.torch import load_file
 
 from clients.fedavg import Target
 from clients.shared.clusters import GAIN
-from clients.site import output_privacy
-from clients.site.memory import Site
+from clients.site import boundary, output_privacy
+from clients.site.memory import Site, resident
 from clients.site.request import Request
 from fedda import models
 from fedda.algorithms.kd3a import FOCUS
-from fedda.errors import NotFiniteError, WireError
+from fedda.errors import FewImagesError, NotFiniteError, PolicyError, WireError
 from fedda.models import Model
 from fedda.settings import RunConfig
 from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of, packing
 from fedda.wire.packing import Kind
-from tests.local_grid import CLASSES, EXAMPLES, SIDE, Node, make_domains, run
+from tests.local_grid import (
+    CLASSES,
+    EXAMPLES,
+    SIDE,
+    Node,
+    ScriptedGrid,
+    make_domains,
+    run,
+    settings_of,
+)
 
 LR = 1e-3
 N = EXAMPLES["anna"]
@@ -245,6 +254,53 @@ def test_through_noise_on_tests_no_refusal_tells_of_an_image(
     assert math.isfinite(told["infomax"]) and math.isfinite(told["loss"])
     with pytest.raises(WireError, match="few images"):
         probe({}, pair[1], **real)
+
+
+@pytest.mark.parametrize("method", ["kd3a", "shot", "decision", "comda", "fada"])
+def test_through_noise_on_tests_no_name_and_no_error_tells_of_an_image(
+    tmp_path: Path, fresh_sites: None, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Two targets that differ in an image: of one all that models make of it is about few."""
+    real = {"reproducible": False, "state-dir": str(tmp_path / "state"), "min-images": 16}
+    town = {**real, "test-noise": 0.1, "noise": 0.1}
+    nodes = [n | (town if n["name"] == "town" else {}) for n in make_domains(tmp_path)]
+
+    def told(few: bool) -> list[tuple[object, ...]]:
+        def check(*about: object) -> None:
+            if few:
+                raise FewImagesError("all but 1")
+
+        resident.cache_clear()
+        monkeypatch.setattr(output_privacy, "check_answers", check)
+        monkeypatch.setattr(output_privacy, "check_spread", check)
+        grid = ScriptedGrid(nodes)
+        attentive = {"fada.weighting": "attention"} if method == "fada" else {}
+        place = {"run.dir": str(tmp_path / f"few-{few}"), "rounds": 2}
+        run(nodes, settings_of(method) | attentive | place, grid=grid)
+        found = [c for c in grid.crossed if c.way == "from" and c.site == "town"]
+        return [(c.hop, c.error, sorted(c.numbers), sorted(c.arrays)) for c in found]
+
+    assert told(False) == told(True)
+
+
+@pytest.mark.parametrize("far", [1e30, math.inf, -1e30, math.nan])
+def test_a_number_far_beyond_its_bounds_does_not_show_through_noise(far: float) -> None:
+    """As one image can make it, where it is a mean over all: else it is always the bound."""
+    drawn = [output_privacy.privatise(LOSS, far, 40, (0, 10), 0.1) for _ in range(40)]
+    assert len({*drawn}) > 5 and all(0 <= n <= 10 for n in drawn)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "fruda"}, {"method": "fdan"}, {"method": "fada", "fada.gain": "sum"}]
+)
+def test_with_noise_on_tests_no_method_tells_of_models_without(
+    pair: list[Node], settings: Mapping[str, str]
+) -> None:
+    config = RunConfig.parse({**settings, "rounds": 9})
+    task = config.task(config.method, 0, (1, SIDE, SIDE), ("0", "1", "2", "3"), 2)
+    with pytest.raises(PolicyError, match="has noise on tests"):
+        boundary.offered(Site(pair[1] | {"test-noise": 0.1}), task.flat())
+    assert boundary.offered(Site(pair[1]), task.flat())
 
 
 def test_a_model_in_training_is_tested_at_a_real_site(pair: list[Node], tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_583,
+    "clients": 1_590,  # what no noise hides is not told through noise
     "clients/node": 979,
     "clients/policy": 843,  # what a part is taught by is known by its contract
     "clients/shared": 575,
-    "clients/site": 2_379,
+    "clients/site": 2_390,  # methods that tell without noise take no part in it
     "fedda": 1_119,  # answers about few images have an error of their own
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,

@@ -56,7 +56,7 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
     task = client.task
     with evaluating(model):
         z = torch.cat([model.features(client.inputs(part)) for part in images.split(256)])
-    client.spread(z)
+    z = client.spread(z)
     seed = seed_for(*client.site.chance(task), client.request.round, "clusters") % 2**32
     statistic = gap.gap_statistic(z, gap.clusters(z, task.classes, seed))
     return float(statistic), float(gap.scatter(z))

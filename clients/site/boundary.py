@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedda import records
-from fedda.errors import WireError
+from fedda.errors import PolicyError, WireError
 from fedda.settings import Task
 from fedda.wire import ANSWERS, Rule
 from fedda.wire.packing import Kind, Packed
@@ -56,6 +56,7 @@ def offered(site: Site, settings: Mapping[str, Any] | None) -> Numbers:
     task = None if settings is None else Task.parse(settings)
     if task is not None:
         site.gate.admit_frozen(task)
+        _check_noise(site, task)
         site.frozen.part(task)
     offer = site.offer()
     if task is not None:
@@ -87,6 +88,11 @@ def own_policy(site: Site, request: Request) -> None:
 def own_classes(site: Site, request: Request) -> None:
     """The classes are this site's, or those that its operator confirmed."""
     site.check_classes(request.task)
+
+
+def under_noise(site: Site, request: Request) -> None:
+    """With noise on tests, all that is told of models carries it."""
+    _check_noise(site, request.task)
 
 
 def contract_in(site: Site, request: Request) -> None:
@@ -134,8 +140,8 @@ def budgets(site: Site, request: Request) -> None:
 
 Check = Callable[[Site, Request], None]
 ENTERING: tuple[Check, ...] = (
-    *(part_of_its_role, own_policy, own_classes, contract_in, finite_in, no_parallel_rows),
-    *(known_origin, groups_of_gradients, room_on_disk, budgets),
+    *(part_of_its_role, own_policy, own_classes, under_noise, contract_in, finite_in),
+    *(no_parallel_rows, known_origin, groups_of_gradients, room_on_disk, budgets),
 )
 
 
@@ -216,6 +222,13 @@ def release(
     for check in LEAVING:
         check(site, request, told)
     return told
+
+
+def _check_noise(site: Site, task: Task) -> None:
+    if site.test_noise and (bare := getattr(task.options, "bare", "")):
+        raise PolicyError(
+            f"This site has noise on tests (test-noise), but {task.method} tells {bare}."
+        )
 
 
 def _check(

@@ -42,19 +42,21 @@ def privatise(
         images: how many it is over.
         bounds: the smallest and the largest value that it may have.
         noise: standard deviation of Gaussian noise, in multiples of the largest value. It is drawn
-            anew for each number, and from no seed of the run.
+            anew for each number, and from no seed of the run. Before it the value is kept within
+            the bounds: one far beyond would show through any noise.
 
     Raises:
-        NotFiniteError: the number is none.
+        NotFiniteError: the number is none, and there is no noise.
     """
+    low, high = bounds
+    if noise:
+        value = low if math.isnan(value) else min(max(value, low, -high), high)
+        value += random.SystemRandom().gauss(0, noise * high)
     if math.isnan(value):
         raise NotFiniteError(
             f"The tested model's {number} is not a number: its training diverged, or a lying site "
             "spoilt it; lower train.lr, or set guard.max-change or guard.mean."
         )
-    low, high = bounds
-    if noise:
-        value += random.SystemRandom().gauss(0, noise * high)
     value = min(max(value, low), high)
     value = round(value) if number.step == WHOLE else value
     return rounded(number, value, 0 if noise else images)

@@ -1,5 +1,6 @@
 """Models that only the target reads: sources seal them to its key of the round, it opens them."""
 
+import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -97,7 +98,7 @@ class Sealed:
         target, public = name.removeprefix("key/"), key["public"].tobytes()
         peers = self._identity.peers("target")
         verify(_occasion(request), target, public, key["signature"].tobytes(), peers)
-        return Envelope(request.task.training, request.round, self._identity.name, target, public)
+        return _envelope(request, self._identity.name, target, public)
 
     def seal(self, address: Envelope, model: Packed, examples: int) -> Packed:
         """Seal a trained model, and sign it with the number of examples behind it."""
@@ -133,9 +134,7 @@ class Sealed:
         peers, lengths = self._identity.peers(), {}
         for array in sorted(n for n in request.arrays if n.startswith("sealed/")):
             source = array.removeprefix("sealed/")
-            address = Envelope(
-                own.occasion.training, request.round, source, self._identity.name, own.public
-            )
+            address = _envelope(request, source, self._identity.name, own.public)
             try:
                 model, examples = _opened(request, array, address, own, peers)
                 check_rows("model", model.unpack())
@@ -184,6 +183,16 @@ def _opened(
 
 def _occasion(request: Request) -> Occasion:
     return Occasion(request.task.training, request.round, 1, "target")
+
+
+def _envelope(request: Request, source: str, target: str, public: bytes) -> Envelope:
+    """All that source and target must agree on.
+
+    A server that could tell sources other settings, such as a rate of almost 0, or another model,
+    would know what they send, and so what the target adds to the mean.
+    """
+    begun = request.task.digest + hashlib.sha256(request.arrays["model"].buffer).hexdigest()
+    return Envelope(request.task.training, request.round, source, target, public, begun)
 
 
 def _bound(request: Request, name: str) -> float:

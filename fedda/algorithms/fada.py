@@ -107,6 +107,12 @@ class Config(Section):
     pairs: ClassVar[bool] = True
 
     @property
+    def bare(self) -> str:
+        """What is told of models without noise on tests, and what to do; empty: nothing."""
+        sums = self.gain == "sum"
+        return "gains in the features' own unit; set fada.gain to share" if sums else ""
+
+    @property
     def adapts(self) -> bool:
         """Whether the target trains: in models II and III."""
         return self.parts != "attention"

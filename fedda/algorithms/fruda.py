@@ -109,6 +109,11 @@ class Config(dils.Adaptation):
         """The targets in the order of `sequence`; none if it is empty."""
         return [name.strip() for name in self.sequence.split(",")] if self.sequence else []
 
+    @property
+    def bare(self) -> str:
+        """What is told of models without noise on tests, and what to do."""
+        return "means of critics, which have no bound to measure noise by; choose another method"
+
 
 # Appendix D.1: the critic is kept 1-Lipschitz by a gradient penalty. Its weight is not named; 10 is
 # that of Shen et al. Appendix F.0.2: every layer of the encoder has a bound, found by a search and

@@ -45,11 +45,12 @@ class Envelope:
     source: str  # who trained it
     target: str  # who opens it
     public: bytes  # the target's key of this round
+    begun: str  # hash of the settings and of the model that the training began from
 
     @property
     def info(self) -> bytes:
         """What a sealed model is bound to: opening it with another address fails."""
-        about = [self.training, self.round, self.source, self.target, self.public.hex()]
+        about = [self.training, self.round, self.source, self.target, self.public.hex(), self.begun]
         return b"fedda sealed model\0" + json.dumps(about).encode()
 
     def text(self, sealed: bytes, examples: int) -> bytes:

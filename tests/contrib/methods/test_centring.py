@@ -269,3 +269,13 @@ def test_bytes_are_counted_by_their_own_kind(domains: list[Node], tmp_path: Path
     sent = [r["bytes"].get("from target statistics", 0) for r in rounds]
     values = CLASSES * 8 * 8
     assert sent == [0, 4 * values + 8]  # C d floats, and C flags
+
+
+def test_which_classes_are_told_has_noise_and_none_of_too_few() -> None:
+    """Else whether one example is of a class could be asked, through any noise on its mean."""
+    y = torch.tensor([0] * 53 + [1] * 52 + [2] * 30)
+    draws = np.random.default_rng(0)
+    told = [centring.noisily_known(y, 3, 50, 1.5, draws).tolist() for _ in range(60)]
+    assert {t[0] for t in told} == {t[1] for t in told} == {True, False}
+    least = torch.tensor([0] * 50 + [1] * 49 + [2] * 90)
+    assert centring.noisily_known(least, 3, 50, 1.5, draws).tolist() == [False, False, True]

@@ -26,6 +26,8 @@ from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, SECONDS, Part, Rule
 from fedda.wire.packing import Entry, Kind, Manifest
 
+TAIL = 4  # standard deviations of noise by which a count is told as smaller
+
 
 class Config(fedavg.Config):
     """FedAvg's setting, and when the target's means are taken."""
@@ -67,6 +69,18 @@ def class_means(x: Tensor, y: Tensor, C: int, least: int = 1) -> tuple[Tensor, T
     known = n >= max(least, 1)
     total = x.new_zeros(C, x.shape[1]).index_add_(0, y, x)
     return torch.where(known[:, None], total / n.clamp_min(1)[:, None].to(x), 0), known
+
+
+def noisily_known(
+    y: Tensor, C: int, least: int, noise: float, draws: np.random.Generator
+) -> Tensor:
+    """Which classes have `least` examples, and never one with fewer -> (C,) bool.
+
+    A count has the noise of a mean, half of `noise` for what one example changes, less its tail.
+    """
+    n = torch.bincount(y, minlength=C)
+    less = torch.from_numpy(noise / 2 * np.clip(TAIL - draws.standard_normal(C), 0, None))
+    return n - less >= max(least, 1)
 
 
 def shift(x: Tensor, y: Tensor, mu: Tensor, known: Tensor) -> Tensor:

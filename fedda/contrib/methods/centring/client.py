@@ -64,16 +64,20 @@ class Target(Client):
     def _means(self) -> dict[str, Tensor]:
         """mu_T of the classes that the model predicts, as far as they have enough examples."""
         p, share, least = self.predict(self.data.x), self.options.surest, self.site.least_batch
-        kept = centring.surest(self.checked(p), share, least).nonzero()[:, 0]
+        noise = self.site.noise
+        draws = self.site.draws_of_noise(self.generator("noise").initial_seed())
+        p = self.checked(p, noise)
+        kept = centring.surest(p, share, least).nonzero()[:, 0]
         x, y = self.inputs(kept).flatten(1).cpu(), p[kept].argmax(dim=1)
         mu, known = centring.class_means(x, y, self.task.classes, least)
+        if noise:
+            known = centring.noisily_known(y, self.task.classes, least, noise, draws)
         if not known.any():
             raise ConfigError(
                 f"The model gives no class to {least} or more of this site's {len(p)} examples, so "
                 "no class mean may leave; add examples, or lower --min-images."
             )
-        if noise := self.site.noise:
-            draws = self.site.draws_of_noise(self.generator("noise").initial_seed())
+        if noise:
             mu = centring.noisy(mu, known, x, y, noise, draws)
         return {"mu": mu, "known": known}
 

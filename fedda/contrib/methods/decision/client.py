@@ -14,7 +14,7 @@ from fedda.clients.shared.side_by_side import parts_of
 from fedda.clients.site.request import Numbers
 from fedda.maths.ensemble import Weights
 
-from .algorithm import nearest_together
+from .algorithm import WEIGHT, nearest_together
 
 Source = clients.Source
 
@@ -41,8 +41,8 @@ class Target(clients.Target):
         """Adapt, and tell the weights of the sources' models."""
         numbers = super().adapt()
         w = parts_of(self.model)[1].w.tolist()
-        told = {f"weight/{n}": share for n, share in zip(self.names, w, strict=True) if n}
-        return numbers | told
+        told, N = zip(self.names, w, strict=True), len(self.data)
+        return numbers | {f"weight/{n}": self.privatise(WEIGHT, v, N) for n, v in told if n}
 
     def beside(self, rate: float) -> list[dict[str, Any]]:
         """The parameters of the weights, at the rate of new layers."""

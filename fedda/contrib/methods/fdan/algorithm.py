@@ -55,6 +55,11 @@ class Config(fedavg.Config):
         return value
 
     @property
+    def bare(self) -> str:
+        """What is told of models without noise on tests, and what to do; empty: nothing."""
+        return "" if self.scale else "the median distance of features as it is; set fdan.scale"
+
+    @property
     def bandwidths(self) -> tuple[float, ...]:
         return tuple(float(multiple) for multiple in self.multiples.split(","))
 
