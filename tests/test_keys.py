@@ -2,8 +2,10 @@
 
 import errno
 import ipaddress
+import os
 import ssl
 import stat
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from typer.testing import CliRunner
 
+from fedda import cli
 from fedda.cli import app as server
 from fedda.cli.client import _check_options
 from fedda.cli.keys import app
@@ -479,3 +482,18 @@ def test_a_certificate_is_read_as_windows_writes_it(
     file.write_bytes(written((made / "ca.crt").read_bytes()))
     certificate.check_certificate(file)
     ssl.create_default_context(cadata=certificate.pem(file).decode("ascii"))
+
+
+def test_other_accounts_can_change_no_key_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedda", "keys", "init", "--dir", str(tmp_path / "hub")])
+    before = os.umask(0)
+    try:
+        with pytest.raises(SystemExit):
+            cli.main()
+        keys.add(tmp_path / "hub", "anna")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "hub", *(tmp_path / "hub").rglob("*")]
+    assert len(made) > 6 and not any(path.stat().st_mode & 0o002 for path in made)
