@@ -71,7 +71,7 @@ def accuracies(
     """Mean accuracies of a method and of FedAvg over the seeds; None where no target was tested.
 
     With several targets, a seed's accuracy is the mean over the targets, and the standard deviation
-    is that of these means.
+    is that of these means; None of one seed.
     """
 
     def values(of: str, key: str) -> list[float]:
@@ -88,7 +88,7 @@ def accuracies(
         return statistics.fmean(known) if known else None
 
     def spread(known: list[float]) -> float | None:
-        return (statistics.stdev(known) if len(known) > 1 else 0.0) if known else None
+        return statistics.stdev(known) if len(known) > 1 else None
 
     final, fedavg = values(method, "final_accuracy"), values(REFERENCE, "final_accuracy")
     return {
