@@ -146,10 +146,11 @@ def superlink(
 def _certificates(directory: Path) -> tuple[Path, Path, Path]:
     ca, pem, key = (directory / name for name in ("ca.crt", "server.pem", "server.key"))
     if not pem.exists():
-        make = "renew" if ca.exists() else "init"
+        init = typed("fedda", "keys", "init", "--dir", directory, "--host", "NAME")
+        renew = typed("fedda", "keys", "renew", "--dir", directory, "--host", "NAME")
         raise KeyFileError(
             f"{directory} holds no certificate: make one with "
-            f"`{typed('fedda', 'keys', make, '--dir', directory, '--host', 'NAME')}`, or give "
+            f"`{renew if ca.exists() else init}`, or give "
             "--insecure for development on one machine"
         )
     warnings = certificate.check_certificate(pem, key), certificate.check_server(pem, ca)
