@@ -307,8 +307,9 @@ def test_source_folders_that_are_refused(tmp_path: Path) -> None:
     (bare / "train" / "b" / "moving.gif").touch()
     refused(bare, "source", "train/b holds no images", r"only moving\.gif", "remove it")
     (bare / "train" / "b" / "1.npy").touch()
-    for role, place in (("source", bare), ("target", bare / "train" / "b")):
-        refused(place, role, r"\(1\.npy is of arrays: save all of a site .* of one \.npz file")
+    arrays = r"\(1\.npy is of arrays: save all of a site .* of one \.npz file"
+    refused(bare, "source", arrays)
+    refused(bare / "train" / "b", "target", arrays)
 
     extra = folder(tmp_path / "extra", {"train/a/1.png": 1, "test/a/1.png": 1, "test/b/1.png": 1})
     refused(extra, "source", r"test/b is a class that .*train does not have \(a\)")
