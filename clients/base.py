@@ -397,8 +397,7 @@ class Client:
         if held is not None:
             p, numbers["tested"] = self.predict(held.x), len(held)
             with suppress(FewImagesError):  # a loss that would be about few of the tests stays
-                q = self.checked(p)
-                loss = float(F.nll_loss(q.clamp_min(1e-12).log(), held.y))
+                loss = float(F.nll_loss(self.checked(p).clamp_min(1e-12).log(), held.y))
                 numbers["loss"] = self.privatise(LOSS, loss, len(held))
             others = {f"accuracy-{name}": q for name, q in self.others(held.x).items()}
             if refined is not None:

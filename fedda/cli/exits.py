@@ -53,8 +53,8 @@ def as_a_program() -> Iterator[None]:
     """End a whole program with a sentence where its output goes to a file whose disk is full.
 
     Output that was closed, as by `>&-`, or that nobody reads on, goes nowhere. And Flower,
-    which asks for it when it is imported, gets a home where the account has none. Other accounts
-    can write no file that it makes, such as a server's list of keys, whatever the umask.
+    which asks for it when it is imported, gets a home where the account has none. Accounts
+    outside its group can write no file that it makes, as of a server's keys, whatever the umask.
     """
     os.umask(os.umask(0o077) | 0o002)
     for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: each gets its own
