@@ -237,18 +237,23 @@ def _verified(
 
 def _state(path: Path, role: Role, reading: Reading) -> str:
     """A digest of names, sizes and times of all files; empty if some are links to others."""
-    if any(file.is_symlink() for file in (path, *path.rglob("*"))):
+    files = _files(path)
+    if any(file.is_symlink() for file in files):
         return ""
-    return state_of(path, f"{__version__} {role} {reading} {path.absolute()}")
+    return state_of(path, files, f"{__version__} {role} {reading} {path.absolute()}")
 
 
-def state_of(path: Path, about: str = "") -> str:
+def state_of(path: Path, files: Sequence[Path] = (), about: str = "") -> str:
     """A digest of names, sizes and times of all files at a place, which changes if one does."""
     total = hashlib.blake2b(about.encode(), digest_size=DIGEST)
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    for file in files or _files(path):
         its = file.stat()
         total.update(f"\n{file.relative_to(path.parent)} {its.st_size} {its.st_mtime_ns}".encode())
     return total.hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*")) if path.is_dir() else [path]
 
 
 def identities(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> list[bytes]:
