@@ -1,7 +1,7 @@
 """A site as a Flower NumPyClient, whose messages hold flat arrays and one table of numbers.
 
 Flower's `to_client()` makes of it what a ClientApp's `client_fn` returns. `fedda-client` has
-`clients.node.bridge` in its place, which also keeps the audit log, and says no more about an error
+`clients.app` in its place, which also keeps the audit log, and says no more about an error
 than a code: Flower would send its text to the server.
 """
 
@@ -18,7 +18,7 @@ from fedda.errors import WireError
 from fedda.wire import ANSWERS
 from fedda.wire.packing import Manifest, Packed
 
-from .answering import answer
+from .app import answer
 from .site import boundary
 from .site.memory import Site, resident
 from .site.request import Numbers

@@ -28,7 +28,8 @@ from typing import Any
 import httpx
 from flwr.app import Error, Message
 
-from clients.node import bridge, lanes, resident
+from clients import app
+from clients.node import lanes, resident
 from clients.node.fleet import Fleet
 from clients.site.memory import Site
 from fedda import cli, records
@@ -50,16 +51,16 @@ def held(key: str, what: str = "hold") -> None:
         time.sleep(0.1)
 
 
-def train(message: Message, site: Site, honest: Any = bridge.train) -> Message:
-    """Run the bridge's `train` and misbehave as FILE says for this round."""
+def train(message: Message, site: Site, honest: Any = app.train) -> Message:
+    """Run the app's `train` and misbehave as FILE says for this round."""
     asked = records.read(message.content)[1]["step"]
     step = str(asked["round"])
     step = step if act(step) else f"{step} {asked['hop']}"
     return misbehave(message, site, step, honest)
 
 
-def evaluate(message: Message, site: Site, honest: Any = bridge.evaluate) -> Message:
-    """Run the bridge's `evaluate` and misbehave as FILE says for this hop of the round."""
+def evaluate(message: Message, site: Site, honest: Any = app.evaluate) -> Message:
+    """Run the app's `evaluate` and misbehave as FILE says for this hop of the round."""
     asked = records.read(message.content)[1]["step"]
     return misbehave(message, site, f"{asked['round']} {asked['hop']}", honest)
 
@@ -194,7 +195,7 @@ def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    bridge.train, bridge.evaluate = train, evaluate
+    app.train, app.evaluate = train, evaluate
     Site.offer, resident.serve = offer, serve
     resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
     resident.Lanes = HostileLanes  # pyright: ignore[reportPrivateImportUsage]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from clients import app
 from clients.app import make_app
-from clients.node import bridge
 from clients.policy.rules import Policy
 from clients.site.memory import resident
 from fedda import models, plugins, records
@@ -164,7 +164,7 @@ class ScriptedGrid(LocalGrid):
             node = self.nodes[message.metadata.dst_node_id]
             self._note("to", node, message)
             size = sum(len(array.data) for array in arrays_of(message.content))
-            most = bridge.most_bytes(message, node)  # 0: the site will refuse the request
+            most = app.most_bytes(message, node)  # 0: the site will refuse the request
             assert size <= most or not most, f"{size} bytes, but {most} fit the run's model"
         return super().push_messages(messages)
 

@@ -11,7 +11,7 @@ from click.testing import Result
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from typer.testing import CliRunner
 
-from clients.node import bridge
+from clients.app import _is_own
 from clients.node.resident import Resident
 from clients.policy import reconcile
 from clients.policy.audit_log import AuditLog
@@ -313,4 +313,4 @@ def test_only_a_file_of_the_sites_own_is_its_disks_trouble(
 ) -> None:
     """Also where the program was started in the folder of the data."""
     monkeypatch.chdir(tmp_path)
-    assert bridge._is_own(error, {"data": str(tmp_path), "state-dir": ""}) is own
+    assert _is_own(error, {"data": str(tmp_path), "state-dir": ""}) is own

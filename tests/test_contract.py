@@ -1,6 +1,6 @@
 """What crosses the wire in each method: exactly what is listed, and nothing else gets through.
 
-Both sides check. The site's bridge refuses to send unlisted content, so that a mistake in a method
+Both check. A site's boundary refuses to send unlisted content, so that a mistake in a method
 leaks nothing; the server refuses to accept it, so that a site with other code cannot inject it.
 """
 
@@ -16,8 +16,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from clients import base
-from clients.node import bridge
+from clients import app, base
 from clients.site import boundary
 from clients.site.memory import resident
 from clients.site.request import Request
@@ -633,7 +632,7 @@ def test_the_server_refuses_what_is_not_listed(
 
 IN_GATE = {method for method, _ in PARTS}
 CHECKS = pytest.mark.nightly(
-    "clients/site/boundary.py", "clients/node/bridge.py", "strategies/sites/replies.py"
+    "clients/site/boundary.py", "clients/app.py", "strategies/sites/replies.py"
 )
 
 
@@ -663,7 +662,7 @@ class Forging(ScriptedGrid):
         super().__init__(nodes)
         self.asked, self.site, self.done = asked, 0, False
         self.wanted: Message | None = None
-        served, release, received = threading.local(), boundary.release, bridge._read
+        served, release, received = threading.local(), boundary.release, app._read
 
         def read(message: Message, allowed: Any) -> Any:
             served.message = message
@@ -675,7 +674,7 @@ class Forging(ScriptedGrid):
                 self.wanted = Message(records.write(arrays, **content), reply_to=served.message)
             return release(site, request, arrays, numbers)
 
-        monkeypatch.setattr(bridge, "_read", read)
+        monkeypatch.setattr(app, "_read", read)
         monkeypatch.setattr(boundary, "release", forged)
 
     def _chosen(self, message: Message) -> bool:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import clients.kd3a
 import clients.site.memory
+from clients import app
 from clients.fedavg import Source
-from clients.node import bridge
 from clients.site.memory import Site
 from fedda.maths import optimal_transport
 from fedda.models import as_inputs, to_device
@@ -31,13 +31,13 @@ FEW |= {"feddadil.fixed-points": 2}
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     """Give every site of this process a pretended GPU, and watch what it computes there."""
-    pretended, decided, fork = Pretended(), bridge._decided, torch.random.fork_rng
+    pretended, decided, fork = Pretended(), app._decided, torch.random.fork_rng
 
     def watched(*args: Any) -> Any:
         with pretended.watch():
             return decided(*args)
 
-    monkeypatch.setattr(bridge, "_decided", watched)
+    monkeypatch.setattr(app, "_decided", watched)
     monkeypatch.setattr(clients.site.memory, "pick_device", lambda text: GPU)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: fork(devices=[]))
     return pretended

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from clients.node.bridge import expired
+from clients.app import expired
 from fedda import records
 from fedda.flower import ErrorCode, make_message
 from fedda.wire import packing

@@ -18,7 +18,7 @@ from flwr.app import Message
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
-from clients.node import bridge
+from clients import app
 from clients.node.failures import RunOver, Unreachable
 from clients.node.fleet import Fleet
 from clients.policy import describe
@@ -389,7 +389,7 @@ def test_a_request_that_names_100_000_classes_takes_no_memory(domains: list[Node
     content = records.write(task={**tables["task"], **task}, step=tables["step"])
     request = Message(content, 1, "train", ttl=600)
     with peak(200):  # the model alone would take 2.5 GB
-        reply = bridge.guarded(bridge.train, request, domains[0])
+        reply = app.guarded(app.train, request, domains[0])
     assert reply.error.code == Code.POLICY
 
 

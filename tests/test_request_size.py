@@ -3,7 +3,7 @@
 import pytest
 from flwr.app import ConfigRecord
 
-from clients.node import bridge
+from clients import app
 from fedda.records import arrays_of
 from tests.local_grid import Bench, Node
 
@@ -17,9 +17,9 @@ def test_what_a_requests_arrays_may_have_follows_from_its_settings(domains: list
         node = made.grid.nodes[request.metadata.dst_node_id]
         size = sum(len(array.data) for array in arrays_of(request.content))
         # A target may get a teacher for each site of the run, itself included.
-        assert size <= bridge.most_bytes(request, node) <= 2 * size
+        assert size <= app.most_bytes(request, node) <= 2 * size
         task = request.content["task"]
         assert isinstance(task, ConfigRecord)
         task["method"] = "none"
-        assert bridge.most_bytes(request, node) == 0
+        assert app.most_bytes(request, node) == 0
     assert len(asked) == len(domains)

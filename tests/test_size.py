@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_589,  # what no noise hides is not told through noise
-    "clients/node": 979,
+    "clients": 1_681,  # what no noise hides is not told through noise
+    "clients/node": 867,
     "clients/policy": 843,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_390,  # methods that tell without noise take no part in it

@@ -3,7 +3,6 @@
 resident   the process that keeps a site in memory and answers requests
 lanes      a stream to each run that invites the site
 fleet      the server's Fleet API, as a node uses it
-bridge     from a Flower message to a method's client, and back
 failures   what can go wrong between a node and its server
 patience   trying again, with growing pauses
 ending     leaving between two rounds, when asked to

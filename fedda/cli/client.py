@@ -185,7 +185,7 @@ def client(
                     state=state,
                     patience=patience,
                     proxy=through,
-                    most_bytes=partial(load("clients", "node.bridge").most_bytes, node=config),
+                    most_bytes=partial(load("clients", "app").most_bytes, node=config),
                 )
 
 
