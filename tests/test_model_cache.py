@@ -9,7 +9,7 @@ from flwr.app import Error, Message
 from safetensors.numpy import load_file
 
 from clients.site.memory import resident
-from clients.site.model_cache import ModelCache
+from clients.site.workspace import ModelCache
 from fedda import records
 from fedda.errors import Code, ForgottenError, WireError
 from fedda.wire import packing

@@ -1,11 +1,10 @@
 """What a site has with every method: data and models in memory, files on its disk, its boundary.
 
 memory           its data, and the policy that it obeys
-workspace        a training's model and optimizers, and what stays from round to round
+workspace        a training's model, optimizers, and what stays from round to round; a test's model
 blocks           how it divides its images, so that no server can single one out
 reading          progress of its long work before it can train
 frozen           the frozen part of a pretrained network, run once per image
-model_cache      the model of a test, kept until the next request trains with it
 state            the files that outlive a restart
 notes            its notes about a training, which stay at the site
 before_after     a picture of these notes

@@ -26,12 +26,11 @@ from . import blocks, reading, teacher
 from .blocks import Blocks, secret
 from .frozen import Frozen
 from .identity import Drawer, Identity
-from .model_cache import ModelCache
 from .origin import Origin
 from .output_privacy import FEW
 from .sealed import Sealed
 from .summed import Summed
-from .workspace import Workspace
+from .workspace import ModelCache, Workspace
 
 logger = logging.getLogger("fedda.site")
 

@@ -1,21 +1,28 @@
-"""What stays at a site of one training from request to request: its model, networks, states."""
+"""What stays at a site of one training from request to request: its model, networks, states.
 
+And the model of a test, until the next request trains with it, so that it is sent only once.
+"""
+
+import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn, optim
 
 from fedda import models
-from fedda.config.site_config import SiteConfig
+from fedda.errors import ForgottenError, WireError
 from fedda.settings import Task
 from fedda.train import make_optimizer
 from fedda.wire import packing
+from fedda.wire.packing import Packed, shown
 
 from . import state
-from .frozen import Frozen
+
+if TYPE_CHECKING:
+    from .memory import Site
 
 logger = logging.getLogger("fedda.site")
 
@@ -56,19 +63,6 @@ class Network:
             load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
 
 
-class Home(state.Place, Protocol):
-    """The members of a site that a training's objects need."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def config(self) -> SiteConfig: ...
-
-    @property
-    def frozen(self) -> Frozen: ...
-
-
 class Workspace:
     """The objects of one training at a site.
 
@@ -78,7 +72,7 @@ class Workspace:
         held: other objects that stay in this process's memory, by name.
     """
 
-    def __init__(self, site: Home, task: Task) -> None:
+    def __init__(self, site: "Site", task: Task) -> None:
         self._site = site
         self._task = task
         self.held: dict[str, Any] = {}
@@ -186,3 +180,51 @@ def load_at_its_rates(optimizer: optim.Optimizer, former: dict[str, Any]) -> Non
     optimizer.load_state_dict(former)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+class ModelCache:
+    """What a site keeps of one request for the next; only in memory, and never more than that.
+
+    The server asks for it with a request's table `kept`: the SHA-256 of an array's bytes, by the
+    array's name. If the array comes with the request, the site keeps it. If it does not, the site
+    uses the one that it kept, which passes the same checks as an array that was sent.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[str, Packed]] = {}  # by name: the hash, and the array
+
+    def put(self, arrays: Mapping[str, Packed], table: Mapping[str, Any]) -> None:
+        """Keep arrays of a request, and nothing that was kept before.
+
+        Raises:
+            WireError: an array is not there, or has another hash.
+        """
+        self._kept = {}
+        for name, digest in table.items():
+            if name not in arrays or hashlib.sha256(arrays[name].buffer).hexdigest() != digest:
+                raise WireError(f"The array '{shown(name)}' to keep is not the one that came.")
+            self._kept[name] = (str(digest), arrays[name])
+
+    def take(self, arrays: Mapping[str, Packed], table: Mapping[str, Any]) -> dict[str, Packed]:
+        """Return a request's arrays with those that it only names, which are kept no longer.
+
+        A request that has no arrays, as for a key, changes nothing.
+
+        Raises:
+            WireError: an array comes with the request although it is named as kept.
+            ForgottenError: an array is not kept here.
+        """
+        if not arrays and not table:
+            return {}
+        kept, self._kept = self._kept, {}
+        found = dict(arrays)
+        for name, digest in table.items():
+            if name in arrays:
+                raise WireError(f"The request names '{shown(name)}' as kept, but brings it.")
+            if name not in kept or kept[name][0] != digest:
+                raise ForgottenError(
+                    f"This site no longer has the '{shown(name)}' that the request names, as after "
+                    "a restart; the server sends it again."
+                )
+            found[name] = kept[name][1]
+        return found
