@@ -465,8 +465,11 @@ class Client:
         self._paced: list[Paced] = []
         self._spectra: Spectra | None = None
         self._carried: optim.Optimizer | None = None
-        self._views = self.site.views(self.task)
-        self._augment = None if self._views is not None else augmentation(self.task.train.augment)
+        self._views, self._augment, names = None, None, self.task.train.augment
+        if names != "none" and self.task.model.freezes:
+            self._views = self.site.views(self.task)
+        elif names != "none":
+            self._augment = augmentation(names)
         self._draws = self.generator("augment")
         self.data = self.site.learnt_from(self.task)
         self.workspace = self.site.workspace(self.task)

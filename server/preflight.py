@@ -37,7 +37,7 @@ def check(
         RosterError: sites do not have the server's weights, or cannot use their data in this run;
             the error names them.
     """
-    frozen = models.frozen(task.model)
+    frozen = task.model.freezes
     names = {
         node.id: node.name
         for node in nodes

@@ -402,7 +402,7 @@ class TrainingRounds:
         task = self.task
         model = models.blank(task.model, task.dims, task.classes, self._extension)
         models.load_arrays(model, state.model)
-        if models.frozen(task.model):
+        if task.model.freezes:
             model.attach(models.backbone(task.model, task.dims, fetch=True))
         classes = self.roster.classes
         path = self.folder / MODEL
@@ -506,6 +506,6 @@ def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) 
     later = len(members.targets) > 1  # it has the sites of the trainings before it
     about = members.shape, members.classes, len(members.nodes), target, later, members.columns
     task = config.task(method, seed, *about)
-    if not models.frozen(task.model):
+    if not task.model.freezes:
         return task
     return task.model_copy(update={"frozen": models.digest(task.model, task.dims)})

@@ -87,7 +87,6 @@ def test_augmentations_repeat_and_change_every_image_in_its_own_way(
     name: str, channels: int
 ) -> None:
     x, change = images(8, channels)[:1].expand(8, -1, -1, -1), augmentation(name)
-    assert change is not None
     before = torch.get_rng_state()
     found = change(x, draws(1))
     assert torch.equal(found, change(x, draws(1))) and not torch.equal(found, change(x, draws(2)))
@@ -124,9 +123,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_an_augmentation_of_another_package(added: Any) -> None:
     RunConfig.parse({"train.augment": "flip-crop,invert"})
     change, x = augmentation("invert"), images()
-    assert change is not None and torch.equal(change(x, draws()), 1 - x)
+    assert torch.equal(change(x, draws()), 1 - x)
     wrong = augmentation("enlarge")
-    assert wrong is not None
     with pytest.raises(ConfigError, match=r"enlarge of .* changed images .*must keep shape"):
         wrong(x, draws())
 

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_681,  # what no noise hides is not told through noise
+    "clients": 1_684,  # what no noise hides is not told through noise
     "clients/node": 867,
     "clients/policy": 843,  # what a part is taught by is known by its contract
     "clients/shared": 575,
-    "clients/site": 2_379,  # methods that tell without noise take no part in it
+    "clients/site": 2_378,  # methods that tell without noise take no part in it
     "fedda": 1_119,  # answers about few images have an error of their own
     "fedda/adversarial": 425,
     "fedda/algorithms": 1_150,
@@ -27,14 +27,14 @@ BUDGETS = {
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
     "fedda/contrib/report": 2_403,
-    "fedda/data": 4_956,  # numbers that stand for gaps are named
+    "fedda/data": 4_954,  # numbers that stand for gaps are named
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,
     "fedda/library": 1_034,  # its own arguments are refused in a sentence
     "fedda/look": 277,
     "fedda/maths": 1_100,
-    "fedda/models": 1_550,
+    "fedda/models": 1_538,
     "fedda/ops": 1_351,  # of several authorities that counts which is used
     "fedda/results": 1_292,  # outputs that nobody reads
     "fedda/secure": 450,

@@ -45,7 +45,7 @@ def check_views(task: Task, most: int) -> None:
     Raises:
         PolicyError: it asks for more.
     """
-    ahead = models.frozen(task.model) and task.train.augment != "none"
+    ahead = task.model.freezes and task.train.augment != "none"
     if ahead and task.train.views > most:
         raise PolicyError(
             f"The request asks for {task.train.views} augmented views of each image; this site "
@@ -107,7 +107,7 @@ def check_frozen(task: Task, most: int) -> None:
 
 
 def _frozen_values(task: Task) -> int:
-    if not models.frozen(task.model):
+    if not task.model.freezes:
         return 0
     part = models.backbone(task.model, task.dims, weights=False, device="meta")
     return sum(tensor.numel() for tensor in part.state_dict().values())

@@ -71,7 +71,7 @@ class Frozen:
         Raises:
             WeightsError: its weights are not on this machine, or are not the server's.
         """
-        if not models.frozen(task.model):
+        if not task.model.freezes:
             return None
         key = (task.model, task.frozen, task.dims)
         if key not in self._parts:
@@ -79,7 +79,7 @@ class Frozen:
         return self._parts[key]
 
     def outputs(self, what: str, task: Task, images: Images) -> Images:
-        """The same examples as the run's model takes them: images, or a frozen part's outputs.
+        """The same examples as a model takes them that learns without its frozen part: its outputs.
 
         Args:
             what: `train` or `test`; the last set of each stays in memory.
@@ -90,8 +90,7 @@ class Frozen:
             ModelError: as for `part`.
         """
         part = self.part(task)
-        if part is None:
-            return images
+        assert part is not None
         names = task.names if what == "test" else ()
         key = (what, *_of(task), names)
         if key not in self._taken:
@@ -100,25 +99,22 @@ class Frozen:
             self._taken[key] = replace(images, x=self._computed(task, images.x, content, part))
         return self._taken[key]
 
-    def views(self, task: Task, images: data.Labelled | data.Unlabelled) -> Tensor | None:
+    def views(self, task: Task, images: data.Labelled | data.Unlabelled) -> Tensor:
         """The outputs for V views of each image, changed by `train.augment` -> (V, N, *out).
 
-        They are computed once, too, so a training sees the same V views in every round. None if
-        nothing is augmented, or nothing is frozen.
+        They are computed once, too, so a training sees the same V views in every round.
 
         Raises:
             ConfigError: there is no such augmentation.
             ModelError: as for `part`.
         """
         names, part = task.train.augment, self.part(task)
-        augment = augmentation(names)
-        if augment is None or part is None:
-            return None
+        assert part is not None
         key = (*_of(task), names, task.train.views)
         if key not in self._views:
-            content = self._content(images.x)
+            content, change = self._content(images.x), augmentation(names)
             found = [
-                self._computed(task, images.x, content, part, augment, f"{names} {view}")
+                self._computed(task, images.x, content, part, change, f"{names} {view}")
                 for view in range(task.train.views)
             ]
             self._views = {key: torch.stack(found)}

@@ -297,14 +297,16 @@ class Site:
             ModelError: the weights of the frozen part are not on this machine.
         """
         images = self.training(task.inputs)
-        return _named(self.frozen.outputs("train", task, images), task)
+        if task.model.freezes:
+            images = self.frozen.outputs("train", task, images)
+        return _named(images, task)
 
     def taught(self, task: Task) -> torch.Tensor | None:
         """What the site's own teacher says of its training images -> (N, C); None without one."""
         return self.teacher.answers(task.names, self.blocks.used, self.examples)
 
-    def views(self, task: Task) -> torch.Tensor | None:
-        """A frozen part's outputs for V augmented views of these images -> (V, N, *out), or None.
+    def views(self, task: Task) -> torch.Tensor:
+        """A frozen part's outputs for V augmented views of these images -> (V, N, *out).
 
         Raises:
             ConfigError: there is no such augmentation.
@@ -317,7 +319,7 @@ class Site:
         tests = self.evaluation(task.inputs, task.names)
         if tests is None or len(tests) < self.few:
             return None
-        return self.frozen.outputs("test", task, tests)
+        return self.frozen.outputs("test", task, tests) if task.model.freezes else tests
 
     def tells_classes(self, task: Task) -> bool:
         """Whether a test may tell how each class is answered: never beside noise on its numbers."""

@@ -218,7 +218,7 @@ def features(made: Plan) -> Features:
     found: Features = {}
     names = data.domains(made.data)
     for name, path in names.items():
-        if models.frozen(config.model):
+        if config.model.freezes:
             size = models.inputs(config.input, config.model).size
             dims = (config.input.channels, size, size)
             images = data.load_source(path, channels=dims[0], size=size)

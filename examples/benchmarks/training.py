@@ -84,7 +84,7 @@ def site_arm(config: RunConfig, path: Path, args: argparse.Namespace) -> Callabl
     site = load("clients", "site.memory").Site(node | {"compile": args.compile})
     classes = tuple(map(str, range(CLASSES)))
     task = config.task("fedavg", 0, (3, args.size, args.size), classes, 2)
-    if models.frozen(config.model):
+    if config.model.freezes:
         task = task.model_copy(update={"frozen": models.digest(config.model, task.dims)})
     model = models.build(config.model, task.dims, CLASSES, 0)
     arrays = {"model": packing.pack(models.to_arrays(model), packing.Kind.MODEL)}

@@ -9,10 +9,7 @@ import math
 import re
 from typing import Literal
 
-from pydantic import (
-    Field,
-    field_validator,
-)
+from pydantic import Field, field_validator
 
 from fedda.config.inputs import REFUSE, Missing, Resize, categories_of, window_of
 from fedda.config.sections import Section
@@ -107,6 +104,11 @@ class ModelConfig(Section):
     def widths(self) -> tuple[int, ...]:
         """The widths of the hidden layers."""
         return tuple(int(width) for width in self.hidden.split(",") if width)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a part of the network stays as pretrained, and does not travel."""
+        return self.train != "all"
 
     @field_validator("hidden")
     @classmethod

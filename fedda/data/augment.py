@@ -29,14 +29,12 @@ _TRIES = 10  # parts of an image that are drawn until one fits
 _LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
 
 
-def augmentation(names: str) -> Augmentation | None:
-    """The augmentation that `train.augment` names, several applied in order; None for `none`.
+def augmentation(names: str) -> Augmentation:
+    """The augmentation that `train.augment` names, several applied in order.
 
     Raises:
         ConfigError: there is no augmentation of a name.
     """
-    if names == "none":
-        return None
     steps = [_find(name.strip()) for name in names.split(",")]
 
     def augment(x: Tensor, draws: torch.Generator) -> Tensor:

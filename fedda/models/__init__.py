@@ -3,7 +3,7 @@
 build(config, shape, classes, seed, extension)   a new model, pretrained where settings say so
 blank(config, shape, classes, extension)         the same without weights, to be filled later
 Extension                                        the layers that a method adds to a model
-backbone(config, shape), frozen(config)          the part that stays as pretrained, if there is one
+backbone(config, shape)     the part that stays as pretrained, if there is one
 inputs(input, model)                             the shape of images that the weights were made for
 Arithmetic, layout_of       in which precision and layout a model trains, and whether compiled
 to_arrays, load_arrays      a model's state as numpy arrays and back, for the wire
@@ -17,7 +17,7 @@ weight_normed(model)        a head that trains with weight normalisation
 from . import refined  # its layers are known by name, as those of methods are
 from .arithmetic import Arithmetic
 from .arrays import load_arrays, to_arrays
-from .backbone import Backbone, backbone, digest, frozen
+from .backbone import Backbone, backbone, digest
 from .extension import Extension
 from .modes import (
     BatchNorm,
@@ -58,7 +58,6 @@ __all__ = [
     "describe",
     "digest",
     "evaluating",
-    "frozen",
     "has_weights",
     "inputs",
     "inputs_of",

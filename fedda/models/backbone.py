@@ -81,11 +81,6 @@ class Backbone(nn.Module):
         return total.hexdigest()
 
 
-def frozen(config: ModelConfig) -> bool:
-    """Whether a part of the network stays as pretrained, and does not travel."""
-    return config.train != "all"
-
-
 def backbone(
     config: ModelConfig,
     shape: tuple[int, ...],

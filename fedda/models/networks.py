@@ -23,7 +23,7 @@ from fedda.errors import ModelError
 from fedda.train import seed_for
 
 from .arithmetic import Arithmetic
-from .backbone import Backbone, Normalise, frozen, outputs
+from .backbone import Backbone, Normalise, outputs
 from .encoders import encoder as small
 from .encoders import hidden
 from .extension import Extension
@@ -266,7 +266,7 @@ def _assemble(
         network, width, normalise = _network(config, shape, weights, fetch)
         widths = () if config.name == "mlp" else config.widths  # the mlp has them already
         encoder = network
-        if widths or config.bottleneck or frozen(config):
+        if widths or config.bottleneck or config.freezes:
             encoder = nn.Sequential(OrderedDict(network=network))
         if widths:
             encoder.add_module("hidden", hidden(width, widths, config.dropout))
@@ -277,7 +277,7 @@ def _assemble(
         head = nn.Linear(width, classes)
         model = Model(encoder, head, normalise, _learns_pretrained(config))
         model.arithmetic = Arithmetic(layout=layout_of(config)).suit(encoder)
-    if weights and not frozen(config):
+    if weights and not config.freezes:
         own = not (config.hidden or config.bottleneck)  # then the head may be pretrained, too
         fill(network, head if own else None, config, shape[1:], fetch)
     if config.norm == "group":
@@ -317,7 +317,7 @@ def _network(
     if config.train == "bottleneck":
         return nn.Flatten(), math.prod(outputs(config, shape)), None
     made = ready(config.name, shape[1:])
-    if frozen(config):
+    if config.freezes:
         if weights:
             fill(made.network, None, config, shape[1:], fetch)
         return cut(config.name, made.network)[1], made.width, None
@@ -355,7 +355,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
             f"set model.weights to none or model.name to {TIMM}NAME or one of "
             f"{', '.join(PRETRAINED)}."
         )
-    if frozen(config) and config.weights == "none":
+    if config.freezes and config.weights == "none":
         raise ModelError(
             f"model.train is {config.train}, so the rest of {name} would keep random weights; set "
             "model.weights, or set model.train to all."

@@ -19,7 +19,7 @@ from fedda.config.inputs import REFUSE, Inputs, Missing, Resize, window_of
 from fedda.errors import ModelError, reason
 from fedda.files import keeping, unprotected
 
-from .backbone import backbone, frozen
+from .backbone import backbone
 from .extension import Extension
 from .modes import plain_modes
 from .networks import Model, blank
@@ -92,7 +92,7 @@ def save(
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
-    if frozen(config):
+    if config.freezes:
         assert model.backbone is not None, "a model file stands alone, so it needs the frozen part"
         parts[_FROZEN] = model.backbone
     tensors = {
@@ -131,7 +131,7 @@ def load(path: str | Path) -> tuple[Model, Meta]:
         except ModelError as error:
             raise ModelError(f"'{path}' cannot be loaded. {error}") from error
         model.load_state_dict({n: t for n, t in tensors.items() if not n.startswith(_FROZEN)})
-        if frozen(meta.config):
+        if meta.config.freezes:
             made = backbone(meta.config, meta.shape, weights=False)
             held = {n.removeprefix(_FROZEN): t for n, t in tensors.items() if n.startswith(_FROZEN)}
             made.load_state_dict(held)
