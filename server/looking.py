@@ -27,7 +27,6 @@ from .ledger import Ledger
 from .run import claim
 from .strategy_modules import mail
 from .superlink import registered
-from .transcript import Transcript
 
 PAUSE = 0.1  # seconds between two looks at the connected nodes
 MOST_BYTES = 2**26  # of one reply
@@ -106,15 +105,13 @@ def _asked(
 ) -> tuple[dict[str, str], Ledger]:
     """Ask the nodes -> why some told nothing, by name; the bytes."""
     refused = {name: f"no reply within {config.wait.train:g} s" for name in names.values()}
-    ledger, crossed = Ledger(), Transcript(Path(config.run.dir) / config.run.name, grid, "look")
+    ledger = Ledger(Path(config.run.dir) / config.run.name, grid, "look")
 
     def sent(message: Message) -> None:
-        ledger.count(message, ROUND, "site", "to")
-        crossed.message("sent", names[message.metadata.dst_node_id], ROUND, message)
+        ledger.message("to", names[message.metadata.dst_node_id], "site", ROUND, message)
 
     def received(message: Message) -> None:
-        ledger.count(message, ROUND, "site", "from")
-        crossed.message("received", names[message.metadata.src_node_id], ROUND, message)
+        ledger.message("from", names[message.metadata.src_node_id], "site", ROUND, message)
 
     def question(node: int) -> Message:
         content = records.write(look={"run": config.run.name})

@@ -34,7 +34,6 @@ from .start import finished
 from .strategy_modules import base, roster
 from .summing import host
 from .timing import Phases, TimedMail
-from .transcript import Transcript
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
 OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}
@@ -69,7 +68,6 @@ class TrainingRounds:
         self.sites = sites
         self.roster = members
         self.journal = journal
-        self.ledger = Ledger()
         self.phases = Phases()
         self.mail = TimedMail(
             *(grid, self._sent, self._received, self.phases),
@@ -83,7 +81,7 @@ class TrainingRounds:
         self.task = task_for(config, method, seed, members)
         self.folder = folder / self.task.label
         self.earlier = earlier or {}
-        self.crossed = Transcript(folder, grid, self.task.label)
+        self.ledger = Ledger(folder, grid, self.task.label)
         self._said: dict[str, str] = {}  # why a site's reply is none in this try of the round
 
     @property
@@ -283,12 +281,8 @@ class TrainingRounds:
 
     def _account(self, session: Session) -> None:
         """Count the bytes that crossed in a session of the exchange, when it has ended."""
-        for name, (to, back) in session.traffic().items():
-            role = next(n.role for n in self.roster.nodes if n.name == name)
-            self.ledger.add(self.round, role, "to", Kind.GRADIENT, to)
-            self.ledger.add(self.round, role, "from", Kind.GRADIENT, back)
+        self.ledger.session(self.round, session, {n.name: n.role for n in self.roster.nodes})
         self._fewest.append(min(session.fewest().values(), default=0))
-        self.crossed.session(self.round, session)
 
     def _pause(self, strategy: base.FedDA, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
@@ -451,13 +445,13 @@ class TrainingRounds:
 
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)
-        self.ledger.count(message, self.round, node.role if node else "unknown", "to")
-        self.crossed.message("sent", node.name if node else "", self.round, message)
+        site = (node.name, node.role) if node else ("", "unknown")
+        self.ledger.message("to", *site, self.round, message)
 
     def _received(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.src_node_id)
-        self.ledger.count(message, self.round, node.role if node else "unknown", "from")
-        self.crossed.message("received", node.name if node else "", self.round, message)
+        site = (node.name, node.role) if node else ("", "unknown")
+        self.ledger.message("from", *site, self.round, message)
         if node:
             self.phases.note(node.name, message)
 

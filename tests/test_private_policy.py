@@ -17,7 +17,7 @@ from fedda.config.sections import validate
 from fedda.errors import BudgetError, ConfigError, PolicyError
 from fedda.methods import Stage
 from fedda.secure import hiding
-from fedda.secure.noise import is_private
+from fedda.secure.hiding import is_private
 from fedda.settings import RunConfig, Task
 
 DPSGD = {("fedavg", "train"), ("fedprox", "train"), ("kd3a", "train")}

@@ -12,7 +12,7 @@ from fedda import config, plugins
 from fedda.config import inputs, sections
 from fedda.errors import ConfigError
 from fedda.methods import Stage, write_schedule
-from fedda.secure import hiding, noise
+from fedda.secure import hiding
 
 from . import presets
 from .task import Task
@@ -111,7 +111,7 @@ class RunConfig(sections.Section):
             )
         for name in self.trainings:
             about = self.privacy, self.model, self.train, self.input.window, self.input.missing
-            noise.check(plugins.method(name), *about)
+            hiding.check_noise(plugins.method(name), *about)
             plugins.method(name).check_encoder(self.options[name], self.model)
             plugins.method(name).check_steps(self.options[name], self.model, self.train)
         if self.secure == "sum":

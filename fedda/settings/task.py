@@ -12,7 +12,7 @@ from fedda import config, plugins
 from fedda.config import inputs, sections
 from fedda.errors import ConfigError
 from fedda.methods import Method, Stage, read_schedule
-from fedda.secure import hiding, noise
+from fedda.secure import hiding
 
 
 class Task(sections.Section):
@@ -153,7 +153,7 @@ class Task(sections.Section):
         tree["options"] = sections.validate(options, tree.get("options", {}))
         task = sections.validate(cls, tree)
         about = plugins.method(task.method)
-        noise.check(about, task.privacy, task.model, task.train, task.window, task.missing)
+        hiding.check_noise(about, task.privacy, task.model, task.train, task.window, task.missing)
         task.about.check_encoder(task.options, task.model)
         task.about.check_steps(task.options, task.model, task.train)
         if not task.stages or task.stages[-1].last != task.rounds:
