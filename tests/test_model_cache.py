@@ -15,7 +15,7 @@ from fedda.errors import Code, ForgottenError, WireError
 from fedda.wire import packing
 from fedda.wire.packing import Kind
 from strategies.base import FedDA
-from strategies.sites.cached_models import CachedModels
+from strategies.sites.post import CachedModels
 from tests.local_grid import SOURCES, Node, ScriptedGrid, run, stop_after
 
 ROUNDS = 4

@@ -25,8 +25,7 @@ from fedda.wire.packing import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
 from server.simulation import rehearse
-from strategies.sites.lengths import Lengths
-from strategies.sites.replies import Reply
+from strategies.sites.replies import Lengths, Reply
 from tests.local_grid import (
     FAST,
     SETTINGS,
@@ -296,7 +295,7 @@ def test_what_counts_in_the_end_is_no_longer_than_the_naive_bound(
 
 
 def test_a_bounded_number_of_bytes_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.sites.lengths.MOST_HELD", 8)  # one model
+    monkeypatch.setattr("strategies.sites.replies.MOST_HELD", 8)  # one model
     counted, factors, held = bounded([10.0, 1, 1, 1, 1, 1, 1])
     assert max(held) == 1 and factors == {"0": 0.5} and len(counted) == 7
 

@@ -43,8 +43,8 @@ BUDGETS = {
     "server": 2_483,  # sites are left out only where a run remains
     "server/superlink": 1_467,
     "server/watching": 375,
-    "strategies": 1_273,  # what an added strategy returns is checked, and is finite
-    "strategies/sites": 775,
+    "strategies": 1_236,  # what an added strategy returns is checked, and is finite
+    "strategies/sites": 745,
 }
 NO_CODE = {
     tokenize.COMMENT,
