@@ -36,7 +36,7 @@ from fedda.train import (
 from fedda.wire import ACCURACY, ANSWERS, CHANGED, INFOMAX, LOSS, PREDICTED, Number, Role, packing
 from fedda.wire.packing import Kind, Packed
 
-from .site import boundary, last_step, notes, output_privacy, state, upload
+from .site import boundary, last_step, notes, output_privacy, state
 from .site.boundary import SiteReply
 from .site.memory import Site
 from .site.request import Numbers, Request
@@ -342,8 +342,8 @@ class Client:
         """
         assert request.contract and not request.is_test
         if request.contract.signs:
-            return upload.signed(self.site, request)
-        channel = upload.of(self.site, request)
+            return boundary.signed(self.site, request)
+        channel = boundary.channel(self.site, request)
         start = time.perf_counter()
         self.site.check_batch(request.task)
         self.begin(request)

@@ -20,7 +20,7 @@ from fedda.wire.packing import Arrays, Packed
 
 from . import fedavg
 from .base import Client
-from .site import output_privacy, upload
+from .site import boundary, output_privacy
 from .site.request import Numbers
 from .site.sealed import Received
 from .site.state import SiteState
@@ -69,7 +69,7 @@ class Target(Client):
         """Lines 7 to 11."""
         request, options, g = self.request, self.options, self.options.gate
         gate = kd3a.gate(request.round, request.task.rounds, g.low, g.high, g.reach)
-        sources = upload.received(self.site, request, "teacher")
+        sources = boundary.received(self.site, request, "teacher")
         images = torch.cat(self.shares()).unique()  # sorted; a round may use only part of all
         p, about, moments = self.teach(sources.models, images)  # (N, K, C)
         if (own := self.site.taught(self.task)) is not None:  # a teacher that is no site
@@ -128,7 +128,7 @@ class Target(Client):
         if not sources.sealed:
             used, past_alpha = (
                 {own, *sources.models},
-                upload.by_site(self.request.numbers, "past"),
+                boundary.by_site(self.request.numbers, "past"),
             )
             examples = {n: sources.examples.get(n, 0) for n in used}
             if unknown := sorted(n for n, N in examples.items() if N < 1):

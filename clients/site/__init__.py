@@ -9,9 +9,8 @@ state            the files that outlive a restart
 notes            its notes about a training, which stay at the site
 before_after     a picture of these notes
 request          what it is asked, read from a message
-boundary         what may come in and what may leave: every request and every reply
+boundary         what may come in and what may leave; a model as it is, under masks or sealed
 crafted          refuses models that were made to read images
-upload           how its model leaves: as it is, under masks, or sealed
 sealed           models that only the target reads
 summed           its part in sums under masks
 remembered       to which groups of sites it has added, over all runs

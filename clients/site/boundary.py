@@ -1,9 +1,12 @@
 """What may come into a site and what may leave it: every request passes here, and every reply.
 
 `Client.answer` calls `admit` and `release`, so the checks hold whatever part of Flower calls it.
+A model leaves as it is, under masks, or sealed, as the request's contract says; the other halves of
+that are `strategies/upload_channel.py` at the server and `fedda.secure.hiding`.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,17 +14,18 @@ from typing import Any
 
 from flwr.app import RecordDict
 
-from fedda import records
+from fedda import models, records
 from fedda.errors import PolicyError, WireError
 from fedda.settings import Task
-from fedda.wire import ANSWERS, Rule
+from fedda.wire import ANSWERS, LOSS, Rule
 from fedda.wire.packing import Kind, Packed
 
 from . import state
 from .crafted import GROWING, check_rows
 from .memory import Site
-from .output_privacy import quantise
+from .output_privacy import quantise, rounded
 from .request import Numbers, Request
+from .sealed import Received
 
 # The roles that may play each part. A target that is adapted can be the collaborator of another
 # target. Whether a part needs labels is in its contract.
@@ -250,3 +254,94 @@ def _check(
         layouts=request.layouts(schema),
         classes=task.classes,
     )
+
+
+class AsItIs:
+    """A model leaves as it is."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        self.site = site
+        self.request = request
+
+    def leave(
+        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
+    ) -> tuple[dict[str, Packed], Numbers]:
+        """Return the reply: arrays and numbers as they leave this site.
+
+        Args:
+            model: the trained one.
+            arrays: what the method sends.
+            numbers: of the training.
+        """
+        return arrays, numbers
+
+
+class UnderMasks(AsItIs):
+    """A model and its loss leave under masks, on which the group has agreed before."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        super().__init__(site, request)
+        self._seeds = site.summed.agree(request)
+
+    def leave(
+        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
+    ) -> tuple[dict[str, Packed], Numbers]:
+        """Mask the model in full precision."""
+        loss = rounded(LOSS, numbers.pop("loss", 0.0))  # no door sees it hidden
+        whole, examples = models.to_arrays(model), self.site.examples
+        masked = self.site.summed.hide(self.request, self._seeds, whole, loss, examples)
+        return {"masked": masked}, numbers
+
+
+class UnderSeal(AsItIs):
+    """A model leaves sealed to the target's key, and no loss beside it."""
+
+    def __init__(self, site: Site, request: Request) -> None:
+        super().__init__(site, request)
+        self._address = site.sealed.address(request)
+
+    def leave(
+        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
+    ) -> tuple[dict[str, Packed], Numbers]:
+        """Seal the model as it would be sent."""
+        numbers.pop("loss", None)  # the server, which reads no model of a source, chose the first
+        sealed = self.site.sealed.seal(self._address, arrays["model"], self.site.examples)
+        return {"sealed": sealed}, numbers
+
+
+CHANNELS: Mapping[Kind, type[AsItIs]] = {Kind.MASKED: UnderMasks, Kind.SEALED: UnderSeal}
+
+
+def channel(site: Site, request: Request) -> AsItIs:
+    """Make the channel that a request's contract asks for, before anything is trained.
+
+    Raises:
+        FeddaError: this site would not be hidden, or not well enough for its policy.
+    """
+    assert request.contract
+    kinds = request.contract.leaves.arrays.values()
+    return next((CHANNELS[kind] for kind in kinds if kind in CHANNELS), AsItIs)(site, request)
+
+
+def signed(site: Site, request: Request) -> tuple[dict[str, Packed], Numbers]:
+    """Answer a request for a key: a source's for masks, a target's to which sources seal."""
+    start = time.perf_counter()
+    key = (site.sealed if request.part == "target" else site.summed).offer(request)
+    return {"key": key}, {"seconds": time.perf_counter() - start}
+
+
+def received(site: Site, request: Request, name: str) -> Received:
+    """Return the sources' models that came for the target: called `name/SOURCE`, or sealed.
+
+    Raises:
+        SecureError: they are sealed, and too few can be used.
+    """
+    assert request.contract
+    if Kind.SEALED in request.contract.enters.arrays.values():
+        return site.sealed.open(request)
+    return Received(by_site(request.arrays, name), by_site(request.numbers, "examples"))
+
+
+def by_site(named: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the numbers or arrays called `what/SITE`, by site."""
+    return {n.removeprefix(f"{what}/"): v for n, v in named.items() if n.startswith(f"{what}/")}

@@ -8,7 +8,7 @@ A method's contract says what the server needs of the models that a part sends (
             them (`fedda.secure.seal`), and makes the mean
 
 From the phases of a method this module makes those that go through masks or seals. The halves of a
-channel are `upload_channel.py` of `strategies` at the server and of `clients/site` at a site.
+channel are `strategies/upload_channel.py` at the server and `clients/site/boundary.py` at a site.
 
 And it refuses settings of a training that would not hide single examples though noise is added.
 """
