@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedda import models, plugins
 from fedda.errors import ConfigError
 from fedda.exchange import LocalHost, Session
-from fedda.maths.robust import least_for
+from fedda.maths.average import least_for
 from fedda.secure import hiding
 from fedda.settings import RunConfig
 from fedda.wire.packing import Kind, pack

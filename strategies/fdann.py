@@ -12,8 +12,7 @@ from flwr.app import Message
 from fedda.adversarial.lazy import syncs
 from fedda.algorithms import fedavg
 from fedda.errors import ConfigError, QuorumError
-from fedda.maths.average import heads_of
-from fedda.maths.robust import RobustMean
+from fedda.maths.average import RobustMean, heads_of
 from fedda.wire.packing import Arrays, Kind, Packed, pack
 
 from .base import Numbers

@@ -20,8 +20,7 @@ from flwr.app import Message
 from fedda.algorithms import fedavg
 from fedda.config import LEAST_HIDDEN, GuardConfig
 from fedda.errors import QuorumError, SecureError
-from fedda.maths.average import RunningMean
-from fedda.maths.robust import RobustMean, least_for
+from fedda.maths.average import RobustMean, RunningMean, least_for
 from fedda.secure.hiding import sending_hop
 from fedda.secure.masks import FixedPoint, MaskedSum, narrow
 from fedda.wire.packing import Arrays, Packed

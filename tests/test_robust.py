@@ -16,9 +16,9 @@ from clients.site.memory import resident
 from fedda import records
 from fedda.config import GuardConfig
 from fedda.errors import ConfigError, QuorumError
-from fedda.maths import robust
+from fedda.maths import average
+from fedda.maths.average import RobustMean, least_for, liars_of
 from fedda.maths.bounds import scaled, too_long
-from fedda.maths.robust import RobustMean, least_for, liars_of
 from fedda.settings import RunConfig
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
@@ -95,18 +95,18 @@ def test_each_rule_is_the_papers(rule: Any, K: int, liars: float, f: int) -> Non
 def test_by_hand() -> None:
     """Five sites that agree on 1 but for one, with values 2 and 100, and what each rule makes."""
     values = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [4.0, 0.0], [100.0, 8.0]])
-    median, shares = robust.middle(values, 2)
+    median, shares = average.middle(values, 2)
     assert median.tolist() == [3.0, 0.0] and shares[4] == 0
-    trimmed, shares = robust.middle(values, 1)
+    trimmed, shares = average.middle(values, 1)
     assert trimmed.tolist() == [3.0, 0.0] and shares[4] == 0
-    assert robust.bounds([1.0, 2.0, 3.0, 4.0, 100.0]) == [1, 1, 1, 0.75, 0.03]
+    assert average.factors([1.0, 2.0, 3.0, 4.0, 100.0]) == [1, 1, 1, 0.75, 0.03]
     squared = ((values[:, None] - values[None]) ** 2).sum(axis=2)
-    assert robust.krum(squared, 1) == [0, 1, 2, 3]
+    assert average.krum(squared, 1) == [0, 1, 2, 3]
     # Two nearest of four others: scores 17, 10, 10, 5, 13; of three, the last would be left out.
     on_a_line = np.array([0.0, 1.0, 4.0, 5.0, 7.0])
-    assert robust.krum((on_a_line[:, None] - on_a_line) ** 2, 1) == [1, 2, 3, 4]
+    assert average.krum((on_a_line[:, None] - on_a_line) ** 2, 1) == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="5 are needed"):
-        robust.krum(squared[:4, :4], 1)
+        average.krum(squared[:4, :4], 1)
 
 
 def test_no_order_of_arrival_changes_a_bit() -> None:

@@ -33,7 +33,7 @@ BUDGETS = {
     "fedda/lane": 825,
     "fedda/library": 1_034,  # its own arguments are refused in a sentence
     "fedda/look": 277,
-    "fedda/maths": 1_100,
+    "fedda/maths": 1_078,
     "fedda/models": 1_538,
     "fedda/ops": 1_351,  # of several authorities that counts which is used
     "fedda/results": 1_292,  # outputs that nobody reads
@@ -43,7 +43,7 @@ BUDGETS = {
     "server": 2_483,  # sites are left out only where a run remains
     "server/superlink": 1_467,
     "server/watching": 375,
-    "strategies": 1_236,  # what an added strategy returns is checked, and is finite
+    "strategies": 1_234,  # what an added strategy returns is checked, and is finite
     "strategies/sites": 745,
 }
 NO_CODE = {

@@ -268,7 +268,7 @@ class WaitConfig(Section):
     tries: int = Field(default=3, ge=1, description="tries of a round before the run ends")
 
 
-Rule = Literal["weighted", "bounded", "median", "trimmed", "krum"]  # `fedda.maths.robust`
+Rule = Literal["weighted", "bounded", "median", "trimmed", "krum"]  # `fedda.maths.average`
 
 
 class GuardConfig(Section):

@@ -1,7 +1,7 @@
 """Formulas of arrays alone, without sites or messages: means, distances, transport, projections.
 
 coarse              values in fewer bytes: bfloat16, and whole numbers with a scale per row
-average             the weighted mean of models, added up as they arrive
+average             means of models, also such as lying sites cannot move far
 focus               the quality of each team's consensus, for KD3A's consensus focus
 gap                 how tightly features cluster, for FADA's gap statistic
 fourier             multi-kernel MMD by random Fourier features

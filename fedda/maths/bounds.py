@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedda.errors import WireError
-from fedda.maths.robust import liars_of
+from fedda.maths.average import liars_of
 from fedda.wire.packing import Arrays, Packed, pieces
 
 # A model whose weights are smaller than this, in the root of their mean square, counts as if they
