@@ -13,11 +13,12 @@ from fedda.data.naming import listed, quoted
 from fedda.errors import ConfigError, QuorumError, RosterError, RunError
 from fedda.models import Meta
 from fedda.ops.lock import alone, unwritable
+from fedda.results import diagnostics
 from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint, newcomers, preflight, sequence, stopping
+from . import checkpoint, newcomers, preflight, sequence
 from .curves import Curves
 from .journal import Journal
 from .presence import OF_SOURCES, Sites
@@ -258,7 +259,7 @@ def parts_left(folder: Path, config: RunConfig, known: roster.Roster) -> dict[st
         task = task_for(config, method, seed, aim)
         state = checkpoint.read(folder / task.label)
         after = state.round if state else 0
-        last = stopping.last_round(task, config.run.patience, state.history if state else ())
+        last = diagnostics.last_round(task, config.run.patience, state.history if state else ())
         parts = set() if after == last else set(config.parts(method, after, later=bool(earlier)))
         if state and checkpoint.untested(state):
             parts.add("target")

@@ -17,14 +17,14 @@ from flwr.serverapp import Grid
 from fedda import models, plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError
 from fedda.exchange import Session
-from fedda.methods import Phase
-from fedda.results.diagnostics import Doubt, doubts
+from fedda.results import diagnostics
+from fedda.results.diagnostics import Doubt
 from fedda.results.read import ANSWERED, MODEL, REFINED
 from fedda.settings import RunConfig, Task
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
 
-from . import checkpoint, planned, stopping
+from . import checkpoint, planned
 from .checkpoint import UNTESTED
 from .journal import Journal, by_reason
 from .ledger import Ledger
@@ -155,7 +155,7 @@ class TrainingRounds:
             self.journal.write("round", **self._about, **entry)
             for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
                 self.journal.write("doubt", **self._about, **doubt.to_json())
-            if not self._is_last and (why := stopping.collapse(self.task, state.history)):
+            if not self._is_last and (why := diagnostics.collapse(self.task, state.history)):
                 state = self._gone_back(strategy, state, why) or state
             self._say_if_ending(state)
         if resumed == self._last(state) and checkpoint.untested(state):
@@ -164,7 +164,7 @@ class TrainingRounds:
 
     def _last(self, state: checkpoint.State) -> int:
         """The training's last round, as far as its finished rounds tell."""
-        return stopping.last_round(self.task, self.config.run.patience, state.history)
+        return diagnostics.last_round(self.task, self.config.run.patience, state.history)
 
     @property
     def _is_last(self) -> bool:
@@ -174,7 +174,7 @@ class TrainingRounds:
     def _say_if_ending(self, state: checkpoint.State) -> None:
         """Write to the journal that the training will end early, once that is known."""
         patience, last = self.config.run.patience, self._last(state)
-        if last == state.round + 1 and (text := stopping.sentence(self.task, patience, last)):
+        if last == state.round + 1 and (text := diagnostics.sentence(self.task, patience, last)):
             self.journal.write("ending", **self._about, round=state.round, last=last, text=text)
 
     @property
@@ -205,7 +205,7 @@ class TrainingRounds:
         strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
         tested = self._tested(strategy, strategy.packed(best.model)) or {UNTESTED: True}
         *earlier, last = state.history
-        entry = last | tested | {stopping.RETURNED: best.round}
+        entry = last | tested | {diagnostics.RETURNED: best.round}
         entry["bytes"] = self.ledger.round(self.round)
         facts = {"history": [*earlier, entry], "ledger": self.ledger.state(), "best": state.best}
         state = replace(best, round=state.round, **facts)
@@ -335,19 +335,8 @@ class TrainingRounds:
 
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
-        sources = {n.name: self.roster.counts[n.name] for n in self.roster.sources}
-        entropies = {
-            r
-            for stage in self.task.stages
-            if _learns_labels(stage.phase)
-            for r in range(stage.first, stage.last + 1)
-        }
-        train = self.task.train
-        steps = max((train.steps_of(n) for n in sources.values()), default=0)
-        last = stopping.last_round(self.task, self.config.run.patience, history)
-        about = (last, self.task.classes, entropies)
-        told = {"rate": train.lr, "steps": steps, "suspect": self.task.suspect}
-        return doubts(history, *about, **told)
+        counts = [self.roster.counts[n.name] for n in self.roster.sources]
+        return diagnostics.doubted(self.task, self.config.run.patience, counts, history)
 
     def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
@@ -414,7 +403,7 @@ class TrainingRounds:
             "bytes": self.ledger.total(),
             "model": str(path),
             "hidden": self.task.hidden,
-            "stopped": stopping.sentence(
+            "stopped": diagnostics.sentence(
                 self.task, self.config.run.patience, state.round, state.history
             ),
             **adapted,
@@ -486,12 +475,6 @@ class TrainingRounds:
         """Whether this training's troubles name a site already as one whose updates are scaled."""
         about = {"what": "clipped", "site": site, **self._about}
         return any(about.items() <= trouble.items() for trouble in self.journal.troubles)
-
-
-def _learns_labels(phase: Phase) -> bool:
-    """Whether the sources train models in a phase, so that their loss is a cross entropy."""
-    parts = [hop["source"] for hop in phase.hops.values() if "source" in hop]
-    return any("model" in part.leaves.arrays for part in parts)
 
 
 def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:

@@ -18,13 +18,12 @@ from clients import fedavg
 from clients.site.request import Request
 from fedda import plugins
 from fedda.errors import ConfigError, QuorumError, WireError
-from fedda.results import sofar, terminal
+from fedda.results import diagnostics, sofar, terminal
+from fedda.results.diagnostics import collapse, last_round, sentence
 from fedda.results.read import summary
 from fedda.results.story import tell
 from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
-from server import stopping
-from server.stopping import collapse, last_round, sentence
 from server.training import TrainingRounds
 from tests.local_grid import Node, ScriptedGrid, run, stop_after
 from tests.test_run import Untestable
@@ -253,7 +252,7 @@ def test_a_collapsed_training_goes_back_to_its_best_round(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ending = lambda task, history: "it has collapsed" * (len(history) == 4)  # noqa: E731
-    monkeypatch.setattr(stopping, "collapse", ending)
+    monkeypatch.setattr(diagnostics, "collapse", ending)
     results, events = run(domains, runs | {"method": "kd3a", "rounds": 6})
     (training,) = results["trainings"]["kd3a"]
     assert rounds(results, "kd3a") == [1, 2, 3, 4]
@@ -303,7 +302,7 @@ def test_without_a_best_round_of_its_phase_a_training_goes_on(
         TrainingRounds, "_select", lambda self, *a: select(self, *a) if self.round == 1 else {}
     )
     after = lambda task, history: "it has collapsed" * (len(history) > 1)  # noqa: E731
-    monkeypatch.setattr(stopping, "collapse", after)
+    monkeypatch.setattr(diagnostics, "collapse", after)
     results, events = run(domains, runs | {"method": "fedavg", "rounds": 3, "run.refine": "none"})
     assert rounds(results, "fedavg") == [1, 2, 3]
     assert not [e for e in events if e["event"] == "ending"]

@@ -1,10 +1,15 @@
-"""Signs, seen without labels of the target, that a training has gone wrong.
+"""What the rounds of a training say without labels of the target: that it went wrong, or is over.
 
-They are found in what a run reports anyway, round by round: the share of the target's images that
-KD3A's teachers are sure of, and the sources' loss. Of 238 trainings on data that no setting was
-chosen on, three were doubted by that share, all of them more than 5 points below FedAvg, as 35
-were; signs such as a vanished class, one-sided weights or a lower infomax named as many of the good
-ones as of the bad, and are not looked for. A training without doubts may still be wrong.
+Signs that it went wrong are found in what a run reports anyway, round by round: the share of the
+target's images that KD3A's teachers are sure of, and the sources' loss. Of 238 trainings on data
+that no setting was chosen on, three were doubted by that share, all of them more than 5 points
+below FedAvg, as 35 were; signs such as a vanished class, one-sided weights or a lower infomax named
+as many of the good ones as of the bad, and are not looked for. A training without doubts may still
+be wrong.
+
+It ends before its last planned round when its evidence rises no more, or it collapses. The evidence
+is infomax on the target's unlabelled images, which every test says and by which a run names its
+selected round. All here follows from the rounds so far, so a resumed run counts on.
 """
 
 import math
@@ -12,16 +17,21 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedda.methods import Phase
+from fedda.settings import Task
+
 UNSURE = 0.05  # a smaller share of kept images teaches the target next to nothing
-LOST = 0.5  # a share of kept images below this part of its highest one is a loss
+LOST = 0.5  # a share of kept images, or infomax, below this part of its highest one is a loss
 BLIND = 2.0  # a mean loss above this many times ln C is far worse than that of knowing nothing
 CHANCE = 0.97  # a mean loss above this many times ln C is that of knowing nothing
 RISEN = 1.25  # a mean loss of so many times its lowest one has risen
 HIGH = 0.75  # but only above this many times ln C is that a sign of trouble
 FIRST_STEPS = 20  # of training, or one per class: before, a loss as of guessing means nothing
 LONG = 200  # steps of a round after which one alone is enough
-# So many rounds in a row, or the last round, make a doubt; a loss of one round does.
-LASTING = 3
+LASTING = 3  # so many rounds in a row make a doubt or a collapse; for a doubt the last one does
+EVIDENCE = "infomax"
+RETURNED = "returned"  # in the entry of a round after which a training went back to an earlier one
+FEW = 0.25  # of the classes that were given before: so few left are a collapse
 
 Round = Mapping[str, Any]
 
@@ -37,6 +47,21 @@ class Doubt:
     def to_json(self) -> dict[str, Any]:
         """The doubt as plain JSON types."""
         return asdict(self)
+
+
+def doubted(
+    task: Task, patience: int, counts: Collection[int], history: Sequence[Round]
+) -> list[Doubt]:
+    """The reasons to doubt a training, whose sources count as so many examples."""
+    steps = max((task.train.steps_of(n) for n in counts), default=0)
+    entropies = {
+        r
+        for stage in task.stages
+        if _learns_labels(stage.phase)
+        for r in range(stage.first, stage.last + 1)
+    }
+    about = last_round(task, patience, history), task.classes, entropies
+    return doubts(history, *about, task.train.lr, steps, task.suspect)
 
 
 def doubts(
@@ -82,6 +107,12 @@ def doubts(
     ended = bool(history) and history[-1]["round"] == rounds
     left = [d for what, d in found.items() if not (ended and quiet.get(what, 0) >= LASTING)]
     return sorted(left, key=lambda doubt: doubt.round)
+
+
+def _learns_labels(phase: Phase) -> bool:
+    """Whether the sources train models in a phase, so that their loss is a cross entropy."""
+    parts = [hop["source"] for hop in phase.hops.values() if "source" in hop]
+    return any("model" in part.leaves.arrays for part in parts)
 
 
 def _judged(rounds: int, steps: float, classes: int) -> bool:
@@ -137,3 +168,70 @@ def _kept(kept: float, before: float) -> str:
             "kd3a.mixup=0"
         )
     return ""
+
+
+def last_round(task: Task, patience: int, history: Sequence[Round]) -> int:
+    """The last round of a training: the planned one, or the one after patience has run out.
+
+    That one round more is trained as the last, as only in a last round does the target take its
+    last step, and do FRUDA's sites measure what the adaptation has brought.
+
+    Args:
+        task: the training.
+        patience: after so many tested rounds without a higher infomax it ends; 0: never.
+        history: the entries of its finished rounds. Those of earlier phases do not count, as their
+            models are others, and neither do rounds of which no test came back.
+    """
+    if history and RETURNED in history[-1]:
+        return history[-1]["round"]
+    best, waited = float("-inf"), 0
+    for entry in history if patience else ():
+        if entry["round"] < task.stages[-1].first or EVIDENCE not in entry:
+            continue
+        better = entry[EVIDENCE] > best
+        best, waited = (entry[EVIDENCE], 0) if better else (best, waited + 1)
+        if waited == patience:
+            return min(entry["round"] + 1, task.rounds)
+    return task.rounds
+
+
+def collapse(task: Task, history: Sequence[Round]) -> str:
+    """What of the target's answers says that a training has collapsed, in words; empty if nothing.
+
+    In each of the last tests its images were given a quarter of the classes that they were given in
+    an earlier round, or fewer, and infomax was below half of its highest value. A target that has
+    but a quarter of the classes can look like that, too: with two of ten a perfect model has an
+    infomax of ln 2 = .69, which is a collapse beside an earlier 1.5, and none beside an earlier 1.
+
+    Args:
+        task: the training.
+        history: the entries of its finished rounds; those of earlier phases do not count.
+    """
+    first = task.stages[-1].first
+    tests = [e for e in history if e["round"] >= first and {EVIDENCE, "predicted"} <= e.keys()]
+    if len(tests) <= LASTING:
+        return ""
+    known = max(int(entry["predicted"]) for entry in tests)
+    highest = max(entry[EVIDENCE] for entry in tests)
+    for entry in tests[-LASTING:]:
+        few = known > 1 and int(entry["predicted"]) <= max(1, FEW * known)
+        if not few or entry[EVIDENCE] >= LOST * highest:
+            return ""
+    left = int(tests[-1]["predicted"])
+    return (
+        f"the training has collapsed: for {LASTING} rounds the target's images were given {left} "
+        f"of the {known} classes that they were given before"
+    )
+
+
+def sentence(task: Task, patience: int, last: int, history: Sequence[Round] = ()) -> str:
+    """Say at which round a training ends early, and why; empty if it does not."""
+    if history and (back := history[-1].get(RETURNED)):
+        return f"it ended after round {last} of {task.rounds} and went back to round {back}'s model"
+    if last == task.rounds:
+        return ""
+    tests = "the last test" if patience == 1 else f"the last {patience} tests"
+    return (
+        f"it ends after round {last} of {task.rounds}, as the target's infomax without labels rose "
+        f"in none of {tests} (run.patience)"
+    )
