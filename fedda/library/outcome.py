@@ -197,7 +197,7 @@ class Model:
         import numpy as np
 
         from fedda import models
-        from fedda.models.modes import plain_modes
+        from fedda.models.arithmetic import plain_modes
 
         with plain_modes():
             parts = self._parts(images, batch)

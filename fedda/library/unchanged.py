@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedda.halves import load
-from fedda.models.modes import plain_modes
+from fedda.models.arithmetic import plain_modes
 
 _LOGGERS = ("flwr", "fedda", "fedda.site", "fedda.server", "torch.onnx")
 

@@ -15,11 +15,8 @@ weight_normed(model)        a head that trains with weight normalisation
 """
 
 from . import refined  # its layers are known by name, as those of methods are
-from .arithmetic import Arithmetic
-from .arrays import load_arrays, to_arrays
-from .backbone import Backbone, backbone, digest
-from .extension import Extension
-from .modes import (
+from .arithmetic import (
+    Arithmetic,
     BatchNorm,
     batch_statistics,
     batchnorms,
@@ -27,14 +24,18 @@ from .modes import (
     inputs_of,
     own_statistics,
 )
+from .backbone import Backbone, backbone, digest
+from .extension import Extension
 from .networks import (
     Model,
     as_inputs,
     blank,
     build,
     layout_of,
+    load_arrays,
     parameter_count,
     predict,
+    to_arrays,
     to_device,
 )
 from .ready import has_weights, inputs

@@ -18,7 +18,7 @@ from fedda import plugins
 from fedda.config import NETWORKS, TIMM, ModelConfig
 from fedda.errors import FeddaError, ModelError
 
-from .modes import evaluating
+from .arithmetic import evaluating
 
 Encoder = tuple[nn.Module, int]  # from inputs to features (N, width), and the width
 

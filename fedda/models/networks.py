@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from fedda.config import NETWORKS, NEW_LAYERS, PRETRAINED, TIMM, Layout, ModelConfig
 from fedda.errors import ModelError
 from fedda.train import seed_for
+from fedda.wire.packing import Arrays
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, evaluating
 from .backbone import Backbone, Normalise, outputs
 from .encoders import encoder as small
 from .encoders import hidden
 from .extension import Extension
-from .modes import evaluating
 from .ready import cut, has_weights, ready
 from .weights import fill
 
@@ -378,3 +378,18 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
             f"{name} needs images of at least {smallest} x {smallest} pixels, but these are "
             f"{shape[1]} x {shape[2]}; set input.size to {smallest} or more."
         )
+
+
+def to_arrays(model: Model) -> Arrays:
+    """Parameters and buffers; on the CPU they are views: pack them before training goes on."""
+    return {name: t.detach().cpu().numpy() for name, t in model.state_dict().items()}
+
+
+@torch.no_grad()
+def load_arrays(model: Model, arrays: Arrays) -> None:
+    """Copy arrays of the same names and shapes into the model, on any device."""
+    for name, tensor in model.state_dict().items():
+        if tensor.device.type == "cpu":
+            tensor.numpy()[...] = arrays[name]
+        else:
+            tensor.copy_(torch.tensor(arrays[name]))

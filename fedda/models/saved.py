@@ -19,9 +19,9 @@ from fedda.config.inputs import REFUSE, Inputs, Missing, Resize, window_of
 from fedda.errors import ModelError, reason
 from fedda.files import keeping, unprotected
 
+from .arithmetic import plain_modes
 from .backbone import backbone
 from .extension import Extension
-from .modes import plain_modes
 from .networks import Model, blank
 from .ready import has_weights
 
