@@ -12,7 +12,7 @@ TOPS = ("fedda", "server", "clients", "strategies")
 BUDGETS = {
     "clients": 1_684,  # what no noise hides is not told through noise
     "clients/node": 867,
-    "clients/policy": 843,  # what a part is taught by is known by its contract
+    "clients/policy": 837,  # what a part is taught by is known by its contract
     "clients/shared": 575,
     "clients/site": 2_369,  # methods that tell without noise take no part in it
     "fedda": 1_119,  # answers about few images have an error of their own

@@ -7,6 +7,7 @@ release      whether a reply may leave; take its bytes from the budget
 """
 
 import datetime as dt
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ WORDS = {Kind.MODEL: "models", Kind.ATOMS: "atoms", Kind.GRADIENT: "gradients"}
 WORDS |= {Kind.STATISTICS: "statistics"}
 WORDS |= {Kind.MASKED: "models", Kind.SEALED: "models"}  # keys may always leave
 
+MOST_NAMES = 2**20  # characters of all class names together
+MOST_VALUES = 2**24  # in one input
+
 NOTHING = Part()
 MODELS = {Kind.MODEL, Kind.MASKED}
 LABELLING = {Kind.ATOMS, Kind.STATISTICS}  # by which a part without labels can label its examples
@@ -39,15 +43,10 @@ class Gate:
 
     Args:
         policy: the site's.
-        server: the host that this site dials.
         state: the folder in which the budgets are booked; None: nothing is booked.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        state: Path | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, state: Path | None = None) -> None:
         self.policy = policy
         self._spent = None if state is None else Spent(state, policy.budget)
         # The training whose model was measured last, and the most bytes of its requests' arrays.
@@ -125,8 +124,26 @@ class Gate:
         self.check_method(task.method)
         self._check_named("network", task.model.name, allow.networks)
         self._check_named("norm", task.model.norm, allow.norms)
-        sizes.check_names(task, limits.classes or MOST_CLASSES, limits.image_side)
-        sizes.check_views(task, limits.views)
+        classes, letters = limits.classes or MOST_CLASSES, len(task.class_names)
+        if task.class_names.count("\n") >= classes or letters > MOST_NAMES:
+            raise PolicyError(
+                f"The request names {task.class_names.count(chr(10)) + 1} classes in {letters} "
+                f"characters; this site takes {classes} classes and {MOST_NAMES} characters at "
+                "most."
+            )
+        side = limits.image_side
+        large = len(task.dims) == 3 and max(task.dims[1:]) > side
+        if large or math.prod(task.dims) > MOST_VALUES:
+            raise PolicyError(
+                f"The request asks for inputs of shape {task.shape}; this site takes images of "
+                f"{side} pixels a side and {MOST_VALUES} values at most."
+            )
+        ahead = task.model.freezes and task.train.augment != "none"  # others' are not kept
+        if ahead and task.train.views > limits.views:
+            raise PolicyError(
+                f"The request asks for {task.train.views} augmented views of each image; this site "
+                f"computes {limits.views} at most (limits.views)."
+            )
         widest = max(task.model.bottleneck, *task.model.widths, 0)
         if widest > limits.hidden:
             raise PolicyError(

@@ -1,10 +1,8 @@
 """Bounds on what a request may make a site build: a few bytes could name a model of gigabytes.
 
-They hold with or without a policy, which can only lower them. They are checked on the request's
-text and on a model without values, so that nothing large is made first.
+They hold with or without a policy, which can only lower them. They are checked on a model without
+values, so that nothing large is made first.
 """
-
-import math
 
 from fedda import models, plugins
 from fedda.config import NETWORKS
@@ -14,43 +12,7 @@ from fedda.wire.packing import Entry, Kind, Manifest
 
 from ..site.request import Request
 
-MOST_NAMES = 2**20  # characters of all class names together
-MOST_VALUES = 2**24  # in one input
 BYTES = 8  # of a value, at most
-
-
-def check_names(task: Task, classes: int, side: int) -> None:
-    """Bound what the text of a task says: classes, their names, and the size of an input.
-
-    Raises:
-        PolicyError: it asks for more.
-    """
-    letters = len(task.class_names)
-    if task.class_names.count("\n") >= classes or letters > MOST_NAMES:
-        raise PolicyError(
-            f"The request names {task.class_names.count(chr(10)) + 1} classes in {letters} "
-            f"characters; this site takes {classes} classes and {MOST_NAMES} characters at most."
-        )
-    values = math.prod(task.dims)
-    if values > MOST_VALUES or (len(task.dims) == 3 and max(task.dims[1:]) > side):
-        raise PolicyError(
-            f"The request asks for inputs of shape {task.shape}; this site takes images of {side} "
-            f"pixels a side and {MOST_VALUES} values at most."
-        )
-
-
-def check_views(task: Task, most: int) -> None:
-    """Bound the views of each image that a frozen network computes; others are not computed ahead.
-
-    Raises:
-        PolicyError: it asks for more.
-    """
-    ahead = task.model.freezes and task.train.augment != "none"
-    if ahead and task.train.views > most:
-        raise PolicyError(
-            f"The request asks for {task.train.views} augmented views of each image; this site "
-            f"computes {most} at most (limits.views)."
-        )
 
 
 def check_parameters(request: Request, most: int) -> int:
