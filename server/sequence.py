@@ -10,9 +10,9 @@ from fedda.settings import RunConfig, Task
 from fedda.wire.packing import Kind, pack
 
 from . import checkpoint
-from .strategy_modules import roster, setup
+from .strategy_modules import post, roster
 
-Earlier = setup.Earlier
+Earlier = post.Earlier
 
 
 def order(config: RunConfig, members: roster.Roster) -> tuple[str, ...]:
@@ -63,6 +63,6 @@ def adapted(folder: Path, task: Task, members: roster.Roster) -> Mapping[str, Ea
         label = task.model_copy(update={"target": node.name}).label
         state = checkpoint.read(folder / label)
         if state is not None:
-            memory = setup.Memory(dict(state.numbers), dict(state.arrays))
+            memory = post.Memory(dict(state.numbers), dict(state.arrays))
             found[node.name] = Earlier(pack(state.model, Kind.MODEL), memory)
     return found

@@ -32,11 +32,10 @@ from fedda.train import generator
 from fedda.wire.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
 
 from .sites.mail import Mail
-from .sites.post import Heading, Post
+from .sites.post import Heading, Memory, Post, Setup
 from .sites.replies import Reply
 from .sites.roster import Node, Roster
 from .sites.sessions import convene, report
-from .sites.setup import Memory, Setup
 from .upload_channel import CHANNELS
 
 Numbers = dict[str, Any]

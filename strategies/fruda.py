@@ -17,9 +17,9 @@ from fedda.wire.packing import Arrays, Packed
 
 from .base import Numbers
 from .dils import DILS, full
+from .sites.post import Setup
 from .sites.replies import Reply
 from .sites.roster import Node, Roster
-from .sites.setup import Setup
 
 HALVES = ("first", "second")
 

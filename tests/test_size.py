@@ -43,8 +43,8 @@ BUDGETS = {
     "server": 2_422,  # sites are left out only where a run remains
     "server/superlink": 1_467,
     "server/watching": 375,
-    "strategies": 1_234,  # what an added strategy returns is checked, and is finite
-    "strategies/sites": 745,
+    "strategies": 1_233,  # what an added strategy returns is checked, and is finite
+    "strategies/sites": 740,
 }
 NO_CODE = {
     tokenize.COMMENT,

@@ -8,7 +8,7 @@ from fedda.exchange.masked import agreement
 from fedda.maths.bounds import LEAST
 from fedda.wire.packing import Manifest
 
-from .setup import Setup
+from .post import Setup
 
 
 def convene(
