@@ -4,6 +4,7 @@ Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, section 3.3 and appendix D.
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -24,13 +25,52 @@ from fedda.wire import INFOMAX
 from fedda.wire.packing import Packed
 
 from . import dils, fedavg
-from .shared.critic_from_gradients import Overheard
 from .shared.shared_discriminator import Copy
 from .site.request import Numbers
 
+SUMS = 5  # the last ones; further back the way to the end is longer than the rule is exact
 logger = logging.getLogger("fedda.site")
 
 BATCH = 256  # images per forward pass
+
+
+class Overheard:
+    """Hears what a critic's other side tells of its mean by the gradients that it adds to the sums.
+
+    Args:
+        copy: this site's copy of the critic, before its first sum.
+    """
+
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
+        self._travelling: deque[Tensor] = deque()  # weights whose gradients have no sum yet
+        self._heard: deque[tuple[Tensor, Tensor]] = deque(maxlen=SUMS)
+        copy.sync.heard = self._hear
+
+    def sends(self) -> None:
+        """Note where the critic is, just before this site's gradient is sent."""
+        self._travelling.append(self._weights())
+
+    def mean(self, v: Tensor) -> tuple[float, float]:
+        """The other side's mean and how far off it may be, when all sums have come.
+
+        Args:
+            v: (N,) the critic's values on this site's images.
+        """
+        w, g = zip(*self._heard, strict=True)
+        *_, W, b = self._copy.DI.parameters()
+        last = W.numel() + b.numel()
+        path = torch.stack([*w, self._weights()])
+        return critic_estimate.told(
+            path, -torch.stack(g), last, v.cpu()
+        )  # a source's half is minus it
+
+    def _hear(self, g: Tensor) -> None:
+        self._heard.append((self._travelling.popleft(), g.double()))
+
+    def _weights(self) -> Tensor:
+        flat = [p.detach().reshape(-1) for p in self._copy.DI.parameters()]
+        return torch.cat(flat).to("cpu", torch.float64, copy=True)
 
 
 class Source(fedavg.Source):

@@ -23,10 +23,10 @@ from .curves import Curves
 from .journal import Journal
 from .presence import OF_SOURCES, Sites
 from .rehearsal import rehearse
-from .start import check_start, start_of
+from .start import check_start, start_of, task_for
 from .strategy_modules import roster
 from .summary import summarise
-from .training import TrainingRounds, task_for
+from .training import TrainingRounds
 
 CONFIG, ROSTER = "config.json", "roster.json"
 

@@ -20,19 +20,18 @@ from fedda.exchange import Session
 from fedda.results import diagnostics
 from fedda.results.diagnostics import Doubt
 from fedda.results.read import ANSWERED, MODEL, REFINED
-from fedda.settings import RunConfig, Task
+from fedda.settings import RunConfig
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
 
-from . import checkpoint, planned
+from . import checkpoint
 from .checkpoint import UNTESTED
 from .journal import Journal, by_reason
 from .ledger import Ledger
 from .presence import Sites
 from .sequence import Earlier
-from .start import finished
+from .start import first_model, hints, host, planned_steps, task_for
 from .strategy_modules import base, roster
-from .summing import host
 from .timing import Phases, TimedMail
 
 # What results.json says of the target's last step, and the numbers of its test that say it.
@@ -99,17 +98,17 @@ class TrainingRounds:
         """
         state = checkpoint.read(self.folder)
         if state is None:
-            state = checkpoint.State(0, self._initial())
+            state = checkpoint.State(0, first_model(self.config, self.task))
         self.ledger.restore(state.ledger)
         strategy = self.strategy = self._strategy(state)
-        steps = planned.steps(self.task, {n.name: n.examples for n in self.roster.sources})
+        steps = planned_steps(self.task, {n.name: n.examples for n in self.roster.sources})
         self.journal.write(
             "training",
             **self._about,
             round=state.round,
             rounds=self._last(state),
             steps=steps,
-            hints=planned.hints(self.task, steps, self.config.idle),
+            hints=hints(self.task, steps, self.config.idle),
         )
         arrays, resumed = strategy.packed(state.model), state.round
         while state.round < self._last(state):
@@ -419,14 +418,6 @@ class TrainingRounds:
         name = self.roster.target.name
         return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
 
-    def _initial(self) -> Arrays:
-        """Make the model that all sites start from; sites draw the same, and compare."""
-        task = self.task
-        if self.config.run.start_from:
-            return finished(Path(self.config.run.start_from), task)
-        made = models.build(task.model, task.dims, task.classes, task.seed, self._extension)
-        return models.to_arrays(made)
-
     @property
     def _extension(self) -> models.Extension | None:
         """The layers that the method adds to the training's model; None if it adds none."""
@@ -475,14 +466,3 @@ class TrainingRounds:
         """Whether this training's troubles name a site already as one whose updates are scaled."""
         about = {"what": "clipped", "site": site, **self._about}
         return any(about.items() <= trouble.items() for trouble in self.journal.troubles)
-
-
-def task_for(config: RunConfig, method: str, seed: int, members: roster.Roster) -> Task:
-    """Return the description of a training that its sites receive."""
-    target = members.target.name if members.several else ""
-    later = len(members.targets) > 1  # it has the sites of the trainings before it
-    about = members.shape, members.classes, len(members.nodes), target, later, members.columns
-    task = config.task(method, seed, *about)
-    if not task.model.freezes:
-        return task
-    return task.model_copy(update={"frozen": models.digest(task.model, task.dims)})

@@ -31,7 +31,7 @@ from server import run as server_run
 from server.journal import Event, Journal, Listener
 from server.presence import Sites
 from server.simulation import LocalGrid
-from server.training import task_for
+from server.start import task_for
 from strategies.base import FedDA, Setup
 from strategies.sites.mail import Mail
 from strategies.sites.replies import Reply

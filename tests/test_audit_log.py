@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from clients.app import _is_own
 from clients.node.resident import Resident
-from clients.policy import reconcile
+from clients.policy import audit_log
 from clients.policy.audit_log import AuditLog
 from fedda import records
 from fedda.cli import app
@@ -265,14 +265,14 @@ def test_a_hash_that_only_one_side_has_is_named() -> None:
         {"event": "received", "site": "anna", "run_id": 1, "sha256": "b"},
         {"event": "sent", "site": "bert", "run_id": 1, "sha256": "c"},
     ]
-    assert reconcile.compare("anna", here, there) == (2, [])
-    both, odd = reconcile.compare("anna", here, there[:1])
+    assert audit_log.compare("anna", here, there) == (2, [])
+    both, odd = audit_log.compare("anna", here, there[:1])
     assert both == 1 and odd[0].startswith("a reply of this site (hash b) is in this site's log")
-    both, odd = reconcile.compare("anna", here[1:], there)
+    both, odd = audit_log.compare("anna", here[1:], there)
     assert both == 1 and odd[0].startswith("a request of the server of round 3 (hash a) is in the ")
     twice = [*there, there[1]]
-    assert reconcile.compare("anna", here, twice)[0] == 2
-    assert len(reconcile.compare("anna", here, twice)[1]) == 1
+    assert audit_log.compare("anna", here, twice)[0] == 2
+    assert len(audit_log.compare("anna", here, twice)[1]) == 1
 
 
 @pytest.mark.parametrize("missing", [3, 4])

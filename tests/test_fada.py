@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clients.shared import clusters, disentangling
+from clients import fada
+from clients.shared import disentangling
 from clients.site.memory import resident
 from clients.site.output_privacy import check_spread
 from fedda import models, plugins, records
@@ -225,14 +226,14 @@ def test_gains_are_over_fixed_blocks_of_many_images(
 ) -> None:
     """Whole blocks of 16 images, and the same ones in every round and for every candidate."""
     seen: list[set[int]] = []
-    honest = clusters.gap_of
+    honest = fada.gap_of
 
     def noted(client: Any, model: Any, images: torch.Tensor) -> tuple[float, float]:
         seen.append(set(images.tolist()))
         assert len(seen[-1]) == len(images)
         return honest(client, model, images)
 
-    monkeypatch.setattr(clusters, "gap_of", noted)
+    monkeypatch.setattr(fada, "gap_of", noted)
     nodes = [node | {"min-images": 16} for node in domains]
     run(nodes, SETTINGS | runs | ATTENTIVE | {"fada.gain-images": most})
     assert len(seen) == 2 * (1 + len(SOURCES))

@@ -22,7 +22,7 @@ from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
 from server import run as server_run
 from server.journal import Journal
-from server.training import finished
+from server.start import first_model
 from strategies.feddadil import FedDaDiL
 from tests.local_grid import FAST, Bench, Node, ScriptedGrid, changed, run, stop_after
 
@@ -368,9 +368,9 @@ def test_the_encoder_can_come_from_a_finished_run(domains: list[Node], tmp_path:
     entries = results["trainings"]["feddadil"][0]["rounds"]
     assert all("accuracy-encoder" in entry for entry in entries)  # all rounds train the dictionary
     assert not [q for q in grid.requests if str(tmp_path) in str(q.content.get("task"))]
-    other = RunConfig.parse(FAST | {"model.hidden": "17", "method": "feddadil"})
+    other = RunConfig.parse(FAST | own | {"model.hidden": "17"})
     with pytest.raises(ConfigError, match="has hidden layers '16', but this run has '17'"):
-        finished(tmp_path / "first", other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
+        first_model(other, other.task("feddadil", 0, (1, 8, 8), tuple("0123"), 4))
 
 
 @NIGHTLY

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedda.settings import RunConfig, presets
-from server.planned import hints, steps
+from server.start import hints, planned_steps
 
 SITES = {"a": 300, "b": 1500}
 
@@ -25,11 +25,11 @@ def task(method: str = "kd3a", **more: Any):
     ],
 )
 def test_the_largest_source_counts(more: dict[str, Any], planned: int) -> None:
-    assert steps(task(**more), SITES) == planned
+    assert planned_steps(task(**more), SITES) == planned
 
 
 def test_where_sources_leave_their_rounds_say_nothing() -> None:
-    assert steps(task("shot"), SITES) == 0
+    assert planned_steps(task("shot"), SITES) == 0
 
 
 def test_few_steps_are_named_with_a_number_that_suffices() -> None:

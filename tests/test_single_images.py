@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from clients.fada import GAIN
 from clients.fedavg import Target
-from clients.shared.clusters import GAIN
 from clients.site import boundary, output_privacy
 from clients.site.memory import Site, resident
 from clients.site.request import Request

@@ -10,10 +10,10 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_684,  # what no noise hides is not told through noise
+    "clients": 1_731,  # what no noise hides is not told through noise
     "clients/node": 867,
-    "clients/policy": 837,  # what a part is taught by is known by its contract
-    "clients/shared": 575,
+    "clients/policy": 834,  # what a part is taught by is known by its contract
+    "clients/shared": 507,
     "clients/site": 2_329,  # methods that tell without noise take no part in it
     "fedda": 1_119,  # answers about few images have an error of their own
     "fedda/adversarial": 425,
@@ -40,7 +40,7 @@ BUDGETS = {
     "fedda/secure": 434,
     "fedda/settings": 706,  # options become arguments wherever they stand
     "fedda/wire": 377,
-    "server": 2_422,  # sites are left out only where a run remains
+    "server": 2_415,  # sites are left out only where a run remains
     "server/superlink": 1_467,
     "server/watching": 375,
     "strategies": 1_233,  # what an added strategy returns is checked, and is finite

@@ -5,6 +5,5 @@ describe   the policy in plain words
 sizes      bounds on what a request may make a site build, with or without a policy
 budget     what was used of the budgets, on the site's disk
 gate       the decision about each request, before any work
-audit_log  the audit log: every message in and out, without a value
-reconcile  a site's audit log beside a server's
+audit_log  the audit log: every message in and out, without a value; beside a server's
 """

@@ -14,7 +14,8 @@ can be laid side by side. A request is booked before anything is done with it.
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,30 @@ from flwr.app import Message
 from fedda import __version__, records
 from fedda.errors import Code, WireError
 from fedda.exchange import Stream
-from fedda.ops.chain import Chain
+from fedda.ops.chain import Chain, Entry
 from fedda.wire.packing import Packed
 
 from ..site.request import HEADING, Request
-from .reconcile import AUDIT
 
 SHAPES = 1000  # of one array; a request could name any number
 PLACE = ("run", "training", *HEADING)
 LETTERS = 100  # of a name that a server sent
 
 logger = logging.getLogger("fedda.site")
+AUDIT = "audit.jsonl"  # the audit log's name in the client's state folder
+
+# What a site calls an event -> what the server calls it.
+AT_SERVER = {
+    "received": "sent",
+    "answered": "received",
+    "refused": "received",
+    "summed": "summed",
+}
+WORDS = {
+    "sent": "a request of the server",
+    "received": "a reply of this site",
+    "summed": "gradients of this site",
+}
 
 
 class AuditLog:
@@ -132,3 +146,35 @@ def _array(name: str, packed: Packed) -> Mapping[str, Any]:
 
 def _short(value: object) -> object:
     return value if isinstance(value, int | float | None) else str(value)[:LETTERS]
+
+
+def compare(site: str, here: Iterable[Entry], there: Iterable[Entry]) -> tuple[int, list[str]]:
+    """Compare two logs -> how many payloads are in both, and a sentence about each other one.
+
+    Compared are the runs of the server's record. Questions about what a site offers are in no
+    run's record.
+    """
+    theirs = [entry for entry in there if entry.get("site") == site]
+    runs = {entry.get("run_id") for entry in theirs}
+    mine = [e for e in here if e.get("run_id") in runs and e.get("event") in AT_SERVER]
+    mine = [e for e in mine if e.get("kind") != "query"]
+    ours = Counter((AT_SERVER[str(e["event"])], str(e.get("sha256"))) for e in mine)
+    known = Counter((str(e.get("event")), str(e.get("sha256"))) for e in theirs)
+    rounds = {str(e.get("sha256")): e.get("round") for e in (*mine, *theirs)}
+    odd = [
+        f"{_words(key, count, rounds)} in this site's log, but not in the server's record"
+        for key, count in (ours - known).items()
+    ]
+    odd += [
+        f"{_words(key, count, rounds)} in the server's record, but not in this site's log"
+        for key, count in (known - ours).items()
+    ]
+    return sum((ours & known).values()), odd
+
+
+def _words(key: tuple[str, str], count: int, rounds: Mapping[str, object]) -> str:
+    event, digest = key
+    often = f", {count} times," if count > 1 else ""
+    when = rounds[digest]
+    of = f" of round {when}" if isinstance(when, int) else ""
+    return f"{WORDS.get(event, event)}{of} (hash {digest[:16]}) is{often}"

@@ -2,9 +2,7 @@
 
 exchanging            the base of clients that sum gradients with other sites in mid-round
 shared_discriminator  a site's copy of a discriminator that all sites move together
-critic_from_gradients what a critic's other side tells of its mean by its gradients
 side_by_side          several models at a target, with one optimizer
-clusters              how tightly a target's features cluster: FADA's eq. 3
 disentangling         a site's part in FADA's model III
 dictionary            a site's part of FedDaDiL's dictionary of atoms
 """

@@ -148,7 +148,7 @@ def log(
         if against is not None and not verify:
             raise ConfigError("--against compares logs that were checked; give --verify, too")
         state = _state(state_dir)
-        compared = load("clients", "policy.reconcile")
+        compared = load("clients", "policy.audit_log")
         found = chain.check(state / compared.AUDIT)
         there = None if against is None else chain.check(against / CROSSED)
     if not verify:
