@@ -12,11 +12,10 @@ the time in which the server alone was busy. In a simulation a site works when i
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from flwr.app import Message, MetricRecord
-from flwr.serverapp import Grid
 
 from .strategy_modules import mail
 
@@ -103,53 +102,19 @@ class Reminder:
 
 
 class TimedMail(mail.Mail):
-    """Mail that counts the time spent waiting for replies, and says whom it waits for.
+    """Mail that counts the time spent waiting for replies, and knows when to say for whom."""
 
-    Args:
-        grid: Flower's connection to the sites.
-        sent: called with every request that went out.
-        received: called with every reply that came in, errors included.
-        phases: the stopwatch of the training.
-        lost: called with a node whose reply is not waited for any more, and why.
-        owed: called now and then with the nodes that still owe a reply, and the seconds so far.
-        failed: whether the round has failed already, whatever replies come.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        sent: mail.Watcher,
-        received: mail.Watcher,
-        phases: Phases,
-        *,
-        lost: Callable[[int, str], None],
-        owed: Callable[[Collection[int], float], None],
-        failed: Callable[[], bool],
-    ) -> None:
-        super().__init__(grid, sent, received)
-        self.phases = phases
-        self._lost, self._owed, self._failed = lost, owed, failed
-        self._reminder = Reminder()
-
-    def lost(self, node_id: int, why: str) -> None:
-        self._lost(node_id, why)
-
-    def owed(self, node_ids: Collection[int]) -> None:
-        if seconds := self._reminder.due():
-            self._owed(node_ids, seconds)
-
-    def failed(self) -> bool:
-        return self._failed()
+    phases: Phases  # of the training
 
     def deliver(self, requests: Iterable[Message], wait: float) -> Iterator[Message]:
         """Do as `Mail.deliver`; the time in which the caller works on a reply is not counted."""
-        self._reminder = Reminder()
+        self.reminder = Reminder()
         replies = super().deliver(requests, wait)
         while True:
             with self.phases.replies():
                 reply = next(replies, None)
             if reply is None:
                 return
-            self._reminder.calm()
+            self.reminder.calm()
             yield reply
             del reply  # so that it is freed before the next one is fetched

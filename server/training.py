@@ -68,12 +68,9 @@ class TrainingRounds:
         self.roster = members
         self.journal = journal
         self.phases = Phases()
-        self.mail = TimedMail(
-            *(grid, self._sent, self._received, self.phases),
-            lost=self._lost,
-            owed=self._owed,
-            failed=lambda: self.strategy is not None and self.strategy.failed(),
-        )
+        self.mail = TimedMail(grid, self._sent, self._received)
+        self.mail.phases, self.mail.lost, self.mail.owed = self.phases, self._lost, self._owed
+        self.mail.failed = lambda: self.strategy is not None and self.strategy.failed()
         self.strategy: base.FedDA | None = None
         self.round = 0
         self._forsaken = False  # whether the target stayed away for as long as the run waits
@@ -203,15 +200,20 @@ class TrainingRounds:
         self.round = strategy.last = state.round
         strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
         tested = self._tested(strategy, strategy.packed(best.model)) or {UNTESTED: True}
-        *earlier, last = state.history
-        entry = last | tested | {diagnostics.RETURNED: best.round}
-        entry["bytes"] = self.ledger.round(self.round)
-        facts = {"history": [*earlier, entry], "ledger": self.ledger.state(), "best": state.best}
-        state = replace(best, round=state.round, **facts)
-        checkpoint.write(self.folder, state)
-        self.journal.write("round", **self._about, **entry)
+        entry = state.history[-1] | tested | {diagnostics.RETURNED: best.round}
+        state = replace(best, round=state.round, history=state.history, best=state.best)
+        state = self._amended(state, entry)
         text = f"{why}; it ends, with the model of round {best.round}"
         self.journal.write("ending", **self._about, round=state.round, last=state.round, text=text)
+        return state
+
+    def _amended(self, state: checkpoint.State, entry: dict[str, Any]) -> checkpoint.State:
+        """Give the last round another entry, also in the checkpoint and in the journal."""
+        entry["bytes"] = self.ledger.round(self.round)
+        history = [*state.history[:-1], entry]
+        state = replace(state, history=history, ledger=self.ledger.state())
+        checkpoint.write(self.folder, state)
+        self.journal.write("round", **self._about, **entry)
         return state
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
@@ -323,14 +325,8 @@ class TrainingRounds:
         tested = self._tested(strategy, arrays)
         if tested is None:
             return state
-        *earlier, last = state.history
-        entry = {k: v for k, v in last.items() if k != UNTESTED} | tested
-        entry["bytes"] = self.ledger.round(self.round)
-        best = self._select(state.best, tested)
-        state = replace(state, history=[*earlier, entry], ledger=self.ledger.state(), best=best)
-        checkpoint.write(self.folder, state)
-        self.journal.write("round", **self._about, **entry)
-        return state
+        entry = {k: v for k, v in state.history[-1].items() if k != UNTESTED} | tested
+        return self._amended(replace(state, best=self._select(state.best, tested)), entry)
 
     def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
@@ -441,10 +437,12 @@ class TrainingRounds:
         if node and self.strategy:
             self.strategy.give_up(node.name, why)
 
-    def _owed(self, node_ids: Collection[int], seconds: float) -> None:
-        names = [node.name for node in self.roster.nodes if node.id in node_ids]
-        about = self._about | {"round": self.round}
-        self.journal.write("waiting-for", sites=names, seconds=seconds, **about)
+    def _owed(self, node_ids: Collection[int]) -> None:
+        """Say now and then which nodes still owe a reply."""
+        if seconds := self.mail.reminder.due():
+            names = [node.name for node in self.roster.nodes if node.id in node_ids]
+            about = self._about | {"round": self.round}
+            self.journal.write("waiting-for", sites=names, seconds=seconds, **about)
 
     def _exchanged(self, what: str, site: str, text: str) -> None:
         """Write troubles of the exchange to the journal; joining and leaving is only logged."""
