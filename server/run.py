@@ -18,10 +18,10 @@ from fedda.results.card import CARD, card
 from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
-from . import checkpoint, newcomers, preflight, sequence
+from . import checkpoint, preflight, sequence
 from .curves import Curves
 from .journal import Journal
-from .presence import OF_SOURCES, Sites
+from .presence import OF_SOURCES, Newcomers, Sites
 from .rehearsal import rehearse
 from .start import check_start, start_of, task_for
 from .strategy_modules import roster
@@ -159,7 +159,7 @@ class Trainings:
 
         A target that cannot be trained on, or stays away meanwhile, does not end the run.
         """
-        waiting = newcomers.Newcomers(self.sites, self.config, self.journal)
+        waiting = Newcomers(self.sites, self.config, self.journal)
         while True:
             self.members, joined = waiting.wait(self.members)
             for target in joined:
