@@ -6,7 +6,7 @@ sites are connected, repeats a round that failed, and can be stopped after any r
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,6 @@ from .start import first_model, hints, host, planned_steps, task_for
 from .strategy_modules import base, roster
 from .timing import Phases, TimedMail
 
-# What results.json says of the target's last step, and the numbers of its test that say it.
-OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}
-OF_REFINED = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
 FINAL = {
     Code.POLICY.public,
     Code.BUDGET.public,
@@ -339,24 +336,11 @@ class TrainingRounds:
             requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
             answer = strategy.aggregate_evaluate(self.round, replies)
-        if answer is None:
-            return None
-        tested: dict[str, Any] = dict(answer)
-        tested.pop("seconds", None)
-        if "loss" in tested:
-            tested["test_loss"] = tested.pop("loss")
-        answers = {n: tested.pop(key) for n, key in OF_ANSWERS.items() if key in tested}
-        if self._is_last:
-            tested[ANSWERED] = {n: self._by_class(cells) for n, cells in answers.items()}
-            told = {n: tested.pop(key) for n, key in OF_REFINED.items() if key in tested}
-            tested[REFINED] = told or None
-        return tested
-
-    def _by_class(self, cells: Sequence[int]) -> dict[str, list[Any]]:
-        """A table of answers by class as results.json has it."""
-        wide = len(self.roster.classes) + 1
-        rows = [list(cells[i : i + wide]) for i in range(0, len(cells), wide)]
-        return {"counts": [row[:-1] for row in rows], "tests": [row[-1] for row in rows]}
+        return (
+            None
+            if answer is None
+            else diagnostics.of_test(answer, self.task.classes, self._is_last)
+        )
 
     @property
     def _stays(self) -> bool:
@@ -377,20 +361,21 @@ class TrainingRounds:
         return chosen | {"round": self.round}
 
     def _finish(self, state: checkpoint.State) -> dict[str, Any]:
-        task = self.task
-        model = models.blank(task.model, task.dims, task.classes, self._extension)
+        task, target = self.task, self.roster.target.name
+        extension = models.Extension.of(task.about, task.options)
+        model = models.blank(task.model, task.dims, task.classes, extension)
         models.load_arrays(model, state.model)
         if task.model.freezes:
             model.attach(models.backbone(task.model, task.dims, fetch=True))
-        classes = self.roster.classes
         path = self.folder / MODEL
-        models.save(path, model, classes=classes, **task.about_model)
-        adapted = {"adapted": self._adapted()} if self._stays else {}
+        models.save(path, model, classes=self.roster.classes, **task.about_model)
+        # The target that keeps its adapted model, and the model's file below its --state-dir.
+        kept = {"site": target, "file": f"{target}/{task.training}.model.safetensors"}
         apart = (REFINED, ANSWERED)
         rounds = [{k: v for k, v in e.items() if k not in apart} for e in state.history]
         return {
             "seed": self.seed,
-            "target": self.roster.target.name,
+            "target": target,
             "final_accuracy": state.history[-1].get("accuracy"),
             "selected_accuracy": state.best.get("accuracy"),
             "selected_round": state.best.get("round"),
@@ -401,23 +386,13 @@ class TrainingRounds:
             "stopped": diagnostics.sentence(
                 self.task, self.config.run.patience, state.round, state.history
             ),
-            **adapted,
+            **({"adapted": kept} if self._stays else {}),
             **(self.strategy.findings() if self.strategy else {}),
             REFINED: state.history[-1].get(REFINED),
             ANSWERED: state.history[-1].get(ANSWERED) or {},
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
             "rounds": rounds,
         }
-
-    def _adapted(self) -> dict[str, str]:
-        """The target that keeps its adapted model, and the model's file below its --state-dir."""
-        name = self.roster.target.name
-        return {"site": name, "file": f"{name}/{self.task.training}.model.safetensors"}
-
-    @property
-    def _extension(self) -> models.Extension | None:
-        """The layers that the method adds to the training's model; None if it adds none."""
-        return models.Extension.of(self.task.about, self.task.options)
 
     def _sent(self, message: Message) -> None:
         node = self.roster.by_id(message.metadata.dst_node_id)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedda.methods import Phase
+from fedda.results.read import ANSWERED, REFINED
 from fedda.settings import Task
 
 UNSURE = 0.05  # a smaller share of kept images teaches the target next to nothing
@@ -32,6 +33,10 @@ LASTING = 3  # so many rounds in a row make a doubt or a collapse; for a doubt t
 EVIDENCE = "infomax"
 RETURNED = "returned"  # in the entry of a round after which a training went back to an earlier one
 FEW = 0.25  # of the classes that were given before: so few left are a collapse
+
+# What results.json says of the target's last step, and the numbers of its test that say it.
+OF_ANSWERS = {"last": "answers", "refined": "answers-refined"}
+OF_REFINED = {"accuracy": "accuracy-refined", "changed": "changed", "agreed": "agreed"}
 
 Round = Mapping[str, Any]
 
@@ -168,6 +173,22 @@ def _kept(kept: float, before: float) -> str:
             "kd3a.mixup=0"
         )
     return ""
+
+
+def of_test(told: Mapping[str, Any], classes: int, last: bool) -> dict[str, Any]:
+    """The numbers of a test as results.json has them; only the last round's tell of its answers."""
+    tested = {name: value for name, value in told.items() if name != "seconds"}
+    if "loss" in tested:
+        tested["test_loss"] = tested.pop("loss")
+    answers = {n: tested.pop(key) for n, key in OF_ANSWERS.items() if key in tested}
+    if last:
+        tested[ANSWERED] = {}
+        for name, cells in answers.items():
+            rows = [list(cells[i : i + classes + 1]) for i in range(0, len(cells), classes + 1)]
+            table = {"counts": [row[:-1] for row in rows], "tests": [row[-1] for row in rows]}
+            tested[ANSWERED][name] = table
+        tested[REFINED] = {n: tested.pop(k) for n, k in OF_REFINED.items() if k in tested} or None
+    return tested
 
 
 def last_round(task: Task, patience: int, history: Sequence[Round]) -> int:
