@@ -7,7 +7,7 @@ that are `strategies/upload_channel.py` at the server and `fedda.secure.hiding`.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,87 +70,8 @@ def offered(site: Site, settings: Mapping[str, Any] | None) -> Numbers:
     return offer
 
 
-# ---- what comes in -------------------------------------------------------------------------------
-
-
-def part_of_its_role(site: Site, request: Request) -> None:
-    """The request asks for a part that this site can play."""
-    if site.role not in PLAYED_BY[request.part] or (request.contract.labels and not site.labels):
-        raise WireError(
-            f"{request.task.method} asks this {site.role} for the part of a {request.part}, which "
-            "it cannot play."
-        )
-
-
-def own_policy(site: Site, request: Request) -> None:
-    """The site's own policy lets it in; the log says once what the phase shows of examples."""
-    site.gate.admit(request)
-    if site.origin is not None and (text := request.stage.phase.tells):
-        site.say(text)
-
-
-def own_classes(site: Site, request: Request) -> None:
-    """The classes are this site's, or those that its operator confirmed."""
-    site.check_classes(request.task)
-
-
-def under_noise(site: Site, request: Request) -> None:
-    """With noise on tests, all that is told of models carries it."""
-    _check_noise(site, request.task)
-
-
-def contract_in(site: Site, request: Request) -> None:
-    """It brings what the method's contract lists, in the layouts of the run's model."""
-    _check(site, request, request.contract.enters, request.arrays, request.numbers, "received")
-
-
-def finite_in(site: Site, request: Request) -> None:
-    """Every value is finite."""
-    for name, packed in request.arrays.items():
-        packed.check_finite(f"'{name}' of the server")
-
-
-def no_parallel_rows(site: Site, request: Request) -> None:
-    """No model's rows tell images apart as only crafted ones do."""
-    for name, packed in request.arrays.items():
-        if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING):
-            check_rows(name, packed.unpack())
-
-
-def known_origin(site: Site, request: Request) -> None:
-    """A model that is to be trained comes from a first one that this site knows."""
-    if site.origin is not None:
-        site.origin.check(request)
-
-
-def groups_of_gradients(site: Site, request: Request) -> None:
-    """Gradients are summed in the groups that the contract lists."""
-    if request.exchange is not None:
-        sizes = {group.name: group.size for group in request.exchange.groups}
-        layouts = request.layouts(site.workspace(request.task).schema)
-        request.contract.check_groups(sizes, layouts)
-
-
-def room_on_disk(site: Site, request: Request) -> None:
-    """What a training leaves on the disk has room there."""
-    if not request.is_test:
-        state.make_room(site, request.task, site.keep.megabytes)
-
-
-def budgets(site: Site, request: Request) -> None:
-    """The policy's budgets are not spent; this request is booked."""
-    site.gate.book(request)
-
-
-Check = Callable[[Site, Request], None]
-ENTERING: tuple[Check, ...] = (
-    *(part_of_its_role, own_policy, own_classes, under_noise, contract_in, finite_in),
-    *(no_parallel_rows, known_origin, groups_of_gradients, room_on_disk, budgets),
-)
-
-
 def admit(site: Site, request: Request, test: bool) -> None:
-    """Let a request in if all of ENTERING do, and book it.
+    """Let a request in if it passes every check, and book it.
 
     Args:
         site: this site.
@@ -166,48 +87,39 @@ def admit(site: Site, request: Request, test: bool) -> None:
         raise WireError(f"An evaluation request asks for '{request.hop[:40]}', not for a test.")
     if test and request.exchange is not None:
         raise WireError("An evaluation request invites to an exchange of gradients.")
-    for check in ENTERING:
-        check(site, request)
-
-
-# ---- what leaves ---------------------------------------------------------------------------------
-
-
-def finite_out(site: Site, request: Request, reply: SiteReply) -> None:
-    """Every value is finite."""
-    for name, packed in reply.arrays.items():
-        packed.check_finite(f"'{name}' of this site")
-
-
-def contract_out(site: Site, request: Request, reply: SiteReply) -> None:
-    """It holds what the method's contract lists, and nothing else."""
-    leaves = request.contract.leaves
-    _check(site, request, leaves, reply.arrays, reply.numbers, "to be sent")
-
-
-def answers_by_class(site: Site, request: Request, reply: SiteReply) -> None:
-    """Answers by class leave only where the policy lets them."""
-    if ANSWERS & {*reply.numbers}:
-        site.gate.check_classes()
-
-
-def bytes_that_leave(site: Site, request: Request, reply: SiteReply) -> None:
-    """It is no larger than the policy lets a reply be; its bytes are booked."""
-    sizes = records.size(reply.content)
-    site.gate.release(reply.arrays, sum(sizes.values()), request.contract)
-    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
-    logger.info("sent after %s: %s", "evaluate" if request.is_test else "train", sent)
-
-
-CheckReply = Callable[[Site, Request, SiteReply], None]
-AS_MADE: tuple[CheckReply, ...] = (finite_out, contract_out)  # on numbers as they were computed
-LEAVING: tuple[CheckReply, ...] = (answers_by_class, bytes_that_leave)  # as they leave
+    task, contract = request.task, request.contract
+    if site.role not in PLAYED_BY[request.part] or (contract.labels and not site.labels):
+        raise WireError(
+            f"{task.method} asks this {site.role} for the part of a {request.part}, which it "
+            "cannot play."
+        )
+    # The site's own policy lets it in; the log says once what the phase shows of examples.
+    site.gate.admit(request)
+    if site.origin is not None and (text := request.stage.phase.tells):
+        site.say(text)
+    site.check_classes(task)  # they are this site's, or those that its operator confirmed
+    _check_noise(site, task)
+    # It brings what the method's contract lists, in the layouts of the run's model.
+    _check(site, request, contract.enters, request.arrays, request.numbers, "received")
+    for name, packed in request.arrays.items():
+        packed.check_finite(f"'{name}' of the server")
+    for name, packed in request.arrays.items():
+        if packed.manifest.kind is Kind.MODEL and not name.startswith(GROWING):
+            check_rows(name, packed.unpack())
+    if site.origin is not None:
+        site.origin.check(request)
+    if request.exchange is not None:
+        sizes = {group.name: group.size for group in request.exchange.groups}
+        contract.check_groups(sizes, request.layouts(site.workspace(task).schema))
+    if not test:
+        state.make_room(site, task, site.keep.megabytes)
+    site.gate.book(request)
 
 
 def release(
     site: Site, request: Request, arrays: Mapping[str, Packed], numbers: Numbers
 ) -> SiteReply:
-    """Let a reply leave if AS_MADE and LEAVING do -> it, its numbers as coarse as they may leave.
+    """Let a reply leave if it passes every check -> it, its numbers as coarse as they may leave.
 
     Args:
         site: this site.
@@ -218,17 +130,24 @@ def release(
     Raises:
         FeddaError: something in it may not leave.
     """
-    room_on_disk(site, request)
-    made = SiteReply(arrays, numbers)
-    for check in AS_MADE:
-        check(site, request, made)
-    told = SiteReply(arrays, quantise(numbers, request.contract.leaves))
-    for check in LEAVING:
-        check(site, request, told)
-    return told
+    if not request.is_test:
+        state.make_room(site, request.task, site.keep.megabytes)
+    for name, packed in arrays.items():
+        packed.check_finite(f"'{name}' of this site")
+    leaves = request.contract.leaves
+    _check(site, request, leaves, arrays, numbers, "to be sent")  # numbers as they were computed
+    reply = SiteReply(arrays, quantise(numbers, leaves))
+    if ANSWERS & {*reply.numbers}:
+        site.gate.check_classes()
+    sizes = records.size(reply.content)
+    site.gate.release(arrays, sum(sizes.values()), request.contract)  # its bytes are booked
+    sent = ", ".join(f"{kind} {n:,} bytes" for kind, n in sizes.items())
+    logger.info("sent after %s: %s", "evaluate" if request.is_test else "train", sent)
+    return reply
 
 
 def _check_noise(site: Site, task: Task) -> None:
+    """Check that with noise on tests all that is told of models carries it."""
     if site.test_noise and (bare := getattr(task.options, "bare", "")):
         raise PolicyError(
             f"This site has noise on tests (test-noise), but {task.method} tells {bare}."
