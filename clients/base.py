@@ -343,7 +343,7 @@ class Client:
         assert request.contract and not request.is_test
         if request.contract.signs:
             return boundary.signed(self.site, request)
-        channel = boundary.channel(self.site, request)
+        leave = boundary.leaving(self.site, request)
         start = time.perf_counter()
         self.site.check_batch(request.task)
         self.begin(request)
@@ -367,7 +367,7 @@ class Client:
         if any(isinstance(n, float) and not math.isfinite(n) for n in numbers.values()):
             cause = f" {self.task.suspect}." if self.task.suspect else ""
             raise NotFiniteError(f"The training's numbers are not finite; lower train.lr.{cause}")
-        return channel.leave(self.model, self.outgoing(), numbers)
+        return leave(self.model, self.outgoing(), numbers)
 
     def _numbers(self, request: Request, returned: Any) -> Numbers:
         """What the function of a hop returned, if it is what it must be."""

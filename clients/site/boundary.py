@@ -7,7 +7,7 @@ that are `strategies/upload_channel.py` at the server and `fedda.secure.hiding`.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,10 @@ from .sealed import Received
 # The roles that may play each part. A target that is adapted can be the collaborator of another
 # target. Whether a part needs labels is in its contract.
 PLAYED_BY = {"source": {"source"}, "target": {"target"}, "collaborator": {"source", "target"}}
+
+Arrays = dict[str, Packed]
+# The trained model, what the method sends and the training's numbers -> both as they leave.
+Leave = Callable[[models.Model, Arrays, Numbers], tuple[Arrays, Numbers]]
 
 logger = logging.getLogger("fedda.site")
 
@@ -175,74 +179,34 @@ def _check(
     )
 
 
-class AsItIs:
-    """A model leaves as it is."""
-
-    def __init__(self, site: Site, request: Request) -> None:
-        self.site = site
-        self.request = request
-
-    def leave(
-        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
-    ) -> tuple[dict[str, Packed], Numbers]:
-        """Return the reply: arrays and numbers as they leave this site.
-
-        Args:
-            model: the trained one.
-            arrays: what the method sends.
-            numbers: of the training.
-        """
-        return arrays, numbers
-
-
-class UnderMasks(AsItIs):
-    """A model and its loss leave under masks, on which the group has agreed before."""
-
-    def __init__(self, site: Site, request: Request) -> None:
-        super().__init__(site, request)
-        self._seeds = site.summed.agree(request)
-
-    def leave(
-        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
-    ) -> tuple[dict[str, Packed], Numbers]:
-        """Mask the model in full precision."""
-        loss = rounded(LOSS, numbers.pop("loss", 0.0))  # no door sees it hidden
-        whole, examples = models.to_arrays(model), self.site.examples
-        masked = self.site.summed.hide(self.request, self._seeds, whole, loss, examples)
-        return {"masked": masked}, numbers
-
-
-class UnderSeal(AsItIs):
-    """A model leaves sealed to the target's key, and no loss beside it."""
-
-    def __init__(self, site: Site, request: Request) -> None:
-        super().__init__(site, request)
-        self._address = site.sealed.address(request)
-
-    def leave(
-        self, model: models.Model, arrays: dict[str, Packed], numbers: Numbers
-    ) -> tuple[dict[str, Packed], Numbers]:
-        """Seal the model as it would be sent."""
-        numbers.pop("loss", None)  # the server, which reads no model of a source, chose the first
-        sealed = self.site.sealed.seal(self._address, arrays["model"], self.site.examples)
-        return {"sealed": sealed}, numbers
-
-
-CHANNELS: Mapping[Kind, type[AsItIs]] = {Kind.MASKED: UnderMasks, Kind.SEALED: UnderSeal}
-
-
-def channel(site: Site, request: Request) -> AsItIs:
-    """Make the channel that a request's contract asks for, before anything is trained.
+def leaving(site: Site, request: Request) -> Leave:
+    """How a model will leave this site, as the request's contract asks; called before it trains.
 
     Raises:
         FeddaError: this site would not be hidden, or not well enough for its policy.
     """
-    assert request.contract
     kinds = request.contract.leaves.arrays.values()
-    return next((CHANNELS[kind] for kind in kinds if kind in CHANNELS), AsItIs)(site, request)
+    if Kind.MASKED in kinds:
+        seeds = site.summed.agree(request)
+
+        def masked(model: models.Model, arrays: Arrays, numbers: Numbers) -> tuple[Arrays, Numbers]:
+            loss = rounded(LOSS, numbers.pop("loss", 0.0))  # nobody sees it hidden
+            whole = models.to_arrays(model)  # in full precision
+            return {"masked": site.summed.hide(request, seeds, whole, loss, site.examples)}, numbers
+
+        return masked
+    if Kind.SEALED in kinds:
+        address = site.sealed.address(request)
+
+        def sealed(model: models.Model, arrays: Arrays, numbers: Numbers) -> tuple[Arrays, Numbers]:
+            numbers.pop("loss", None)  # the server, which reads no source's model, chose the first
+            return {"sealed": site.sealed.seal(address, arrays["model"], site.examples)}, numbers
+
+        return sealed
+    return lambda model, arrays, numbers: (arrays, numbers)
 
 
-def signed(site: Site, request: Request) -> tuple[dict[str, Packed], Numbers]:
+def signed(site: Site, request: Request) -> tuple[Arrays, Numbers]:
     """Answer a request for a key: a source's for masks, a target's to which sources seal."""
     start = time.perf_counter()
     key = (site.sealed if request.part == "target" else site.summed).offer(request)
