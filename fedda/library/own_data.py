@@ -82,9 +82,12 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
     known = _classes(parts)
     arrays = {name: _arrays(name, *site, known) for name, site in parts.items()}
     contents = {name: _digest(found) for name, found in arrays.items()}
-    _claim(place, contents | {name: str(path) for name, path in links.items()})
+    contents |= {name: str(path) for name, path in links.items()}
+    held = _holds(place, contents)
     for name, found in arrays.items():
-        np.savez(place / f"{name}.npz", allow_pickle=False, **found)
+        if not (held and (place / f"{name}.npz").is_file()):
+            np.savez(place / f"{name}.npz", allow_pickle=False, **found)
+    put(place / CONTENTS, json.dumps(contents))
     for name, path in links.items():
         if not path.exists():
             raise DataError(f"{name} is {path}: give an existing folder or file of data")
@@ -439,18 +442,20 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
     return total.hexdigest()
 
 
-def _claim(place: Path, contents: Mapping[str, str]) -> None:
-    """Make the folder of the files, or check that it holds the same data."""
+def _holds(place: Path, contents: Mapping[str, str]) -> bool:
+    """Make the folder of the files, or find that it holds the same data -> whether it does."""
     note = place / CONTENTS
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if note.is_file() and json.loads(note.read_text()) != contents:
-            raise RunError(
-                f"{place} holds other data than these sites'; give another folder as dir, or the "
-                "data that it was begun with."
-            )
-        put(note, json.dumps(contents))
+        if not note.is_file():
+            return False
+        if json.loads(note.read_text()) == contents:
+            return True
     except (OSError, ValueError) as error:
         raise RunError(
             f"{place} cannot be used ({reason(error)}); give another folder as dir."
         ) from None
+    raise RunError(
+        f"{place} holds other data than these sites'; give another folder as dir, or the data that "
+        "it was begun with."
+    )
