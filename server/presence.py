@@ -82,7 +82,7 @@ class Sites:
                 self._began = {node.name for node in self.offers.values()}
                 return joined
             if late:
-                offers = "".join(f"\n  {n}" for n in self.offers.values())
+                offers = "".join(f"\n  {n}" for n in (*self.offers.values(), *sorted(self._wrong)))
                 needed = (
                     f"{expect} sites" if expect > least + 1 else f"{least} sources and a target"
                 )
