@@ -113,7 +113,7 @@ def public(code: int) -> str:
     try:
         return Code(code).public
     except ValueError:
-        return f"Flower's error {code}; see the logs of the site and of the server"
+        return f"Flower's error {code}: --stock needs run.transport=flower; else see the site's log"
 
 
 class FeddaError(Exception):

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import models, records
-from fedda.errors import Code, FeddaError, QuorumError, RosterError, public
+from fedda.errors import FeddaError, QuorumError, RosterError, public
 from fedda.settings import RunConfig
 
 from .journal import Journal
@@ -82,7 +82,7 @@ class Sites:
                 self._began = {node.name for node in self.offers.values()}
                 return joined
             if late:
-                offers = "".join(f"\n  {n}" for n in self.offers.values())
+                offers = "".join(f"\n  {n}" for n in (*self.offers.values(), *sorted(self._wrong)))
                 needed = (
                     f"{expect} sites" if expect > least + 1 else f"{least} sources and a target"
                 )
@@ -204,7 +204,7 @@ class Sites:
             node_id = self._open.pop(about.reply_to_message_id, None)
             if node_id is None:
                 continue  # nobody asked
-            if mail.given_up(reply) or _restarted(reply):
+            if mail.given_up(reply) or mail.restarted(reply):
                 if node_id not in self._open.values():
                     self._gave_up(node_id)
             elif about.src_node_id == node_id:
@@ -253,11 +253,6 @@ class Sites:
         """The name under which the operator registered the node's key, else the node's number."""
         names = {node.node_id: node.name for node in self.grid.get_nodes()}
         return names.get(node_id) or f"node {node_id}"
-
-
-def _restarted(reply: Message) -> bool:
-    """Whether a site's program was restarted before it had answered."""
-    return reply.has_error() and reply.error.code == Code.RESTARTED
 
 
 class Newcomers:

@@ -258,6 +258,7 @@ def test_a_hash_that_only_one_side_has_is_named() -> None:
         {"event": "answered", "run_id": 1, "sha256": "b", "kind": "train"},
         {"event": "answered", "run_id": 1, "sha256": "q", "kind": "query"},
         {"event": "received", "run_id": 2, "sha256": "other run", "kind": "train"},
+        {"event": "summed", "run_id": 1, "sha256": "of nothing", "frames": 0},
         {"event": "started", "site": "anna"},
     ]
     there = [

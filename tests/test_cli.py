@@ -68,6 +68,13 @@ def test_every_option_says_what_it_means(program: typer.Typer) -> None:
     assert not [each.name for each in found if "Options:" in (each.help or "")]
 
 
+@pytest.mark.parametrize("command", ["teacher clip", "weights", "export"])
+def test_help_shows_the_names_of_extras(command: str) -> None:
+    """What stands in brackets is no markup of the terminal's."""
+    help_page = CliRunner().invoke(app, [*command.split(), "--help"]).output
+    assert "fedda[" in help_page
+
+
 @pytest.mark.slow  # a process of its own
 def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
     """Uses the real entry point, because click's runner bypasses the code around the command."""

@@ -448,7 +448,7 @@ def test_steps_are_booked_before_they_are_taken(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that ends in mid-round has spent what it may have used."""
-    nodes = ruled(domains, "", tmp_path)
+    nodes = ruled(domains, "[allow]", tmp_path)
 
     def dies(*_: Any) -> None:
         raise KeyboardInterrupt

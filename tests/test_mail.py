@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from clients.app import expired
 from fedda import records
+from fedda.errors import Code
 from fedda.flower import ErrorCode, make_message
 from fedda.wire import packing
 from fedda.wire.packing import Kind, Packed
@@ -50,6 +51,15 @@ class SlowGrid(LocalGrid):
                 del reply
             elif left is not None:
                 self.looks[node] = left - 1
+
+
+class Restarting(SlowGrid):
+    """A server that says of each site that its program was restarted."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            error = Error(int(Code.RESTARTED), Code.RESTARTED.public)
+            yield make_message(metadata=reply.metadata, error=error)
 
 
 def request(node: int) -> Message:
@@ -95,6 +105,14 @@ def test_requests_with_the_same_arrays_are_sent_at_once(monkeypatch: pytest.Monk
     replies = [src(r) for r in Mail(grid).deliver(requests, 0.05)]
     assert sent == [[1, 2, 3], [4], [5], [6, 7], [8]]
     assert replies == [1, 3, 4, 5, 6, 7, 8]
+
+
+def test_what_the_server_says_of_a_restarted_site_is_no_reply_of_that_site() -> None:
+    """Its audit log has no such reply, so the server's record of what crossed must have none."""
+    received: list[Message] = []
+    box = Mail(Restarting({1: 0}), received=received.append)
+    assert [r.error.code for r in box.deliver([request(1)], 5)] == [Code.RESTARTED]
+    assert received == []
 
 
 def test_neither_requests_nor_replies_stay_in_memory() -> None:

@@ -278,14 +278,14 @@ def used_by(name: str, folder: Path) -> tuple[int, int]:
 def test_teachers_and_candidates_are_booked_as_a_round_and_as_tests(
     domains: list[Node], tmp_path: Path, method: str, anna: tuple[int, int], town: tuple[int, int]
 ) -> None:
-    Bench(with_policy("", domains, tmp_path), method).round()
+    Bench(with_policy("[allow]", domains, tmp_path), method).round()
     assert (used_by("anna", tmp_path), used_by("town", tmp_path)) == (anna, town)
 
 
 def test_models_that_adapt_here_are_booked_in_every_round(
     domains: list[Node], tmp_path: Path
 ) -> None:
-    bench = Bench(with_policy("", domains, tmp_path), "decision", rounds=3)
+    bench = Bench(with_policy("[allow]", domains, tmp_path), "decision", rounds=3)
     for server_round in (1, 2):
         bench.round(server_round)
     assert used_by("town", tmp_path)[1] >= 1

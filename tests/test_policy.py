@@ -104,7 +104,7 @@ def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
     assert kept == {"taught", "atoms", "statistics", "gradients", "look"}
     for each in (fresh, Policy()):
         assert Policy.parse(each.model_dump_json(by_alias=True)) == each
-    assert policy("", tmp_path) == Policy()
+    assert policy("[allow]", tmp_path) == Policy()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,8 @@ def test_the_fresh_file_can_be_read_and_names_every_key(tmp_path: Path) -> None:
         ('[allow]\nmethods = "kd3a"', "allow.methods is 'kd3a'"),
         ("[limits]\nclasses = 20000", "limits.classes is 20000"),
         ('[times]\nhours = ["monday"]', "not like 'mon-fri 20:00-06:00'"),
-        ("[allow", "is not TOML"),
+        ("[allow", "is none in TOML"),
+        ("# after a disk was full\n", "it is empty, and would allow nearly all"),
     ],
 )
 def test_a_file_that_does_not_hold_is_refused_in_one_sentence(
@@ -211,7 +212,7 @@ def test_what_made_teachers_could_choose_leaves_no_fresh_site(
         ask(fresh, "open")
     ask(fresh, "sealed")
     ask(fresh.replace("taught = false", "taught = true"), "open")
-    ask("", "open")
+    ask("[allow]", "open")
 
 
 TO_MODEL = Rule(wire.MODEL)
@@ -253,7 +254,7 @@ def test_what_teaches_a_target_is_known_by_the_contract_and_not_by_its_name(
         return
     with pytest.raises(PolicyError, match=r"leaving\.taught.* fedavg has no seal"):
         Gate(rules).admit(request)
-    Gate(policy("", tmp_path)).admit(request)
+    Gate(policy("[allow]", tmp_path)).admit(request)
 
 
 def test_a_site_chooses_which_normalisation_it_takes(domains: list[Node], tmp_path: Path) -> None:
@@ -283,7 +284,11 @@ def test_numbers_of_tests_stay_if_the_policy_says_so(domains: list[Node], tmp_pa
 
 @pytest.mark.parametrize(
     ("policy", "told"),
-    [("", True), ("[leaving]\nclasses = false", False), ("[protect]\ntest-noise = 0.1", False)],
+    [
+        ("[allow]", True),
+        ("[leaving]\nclasses = false", False),
+        ("[protect]\ntest-noise = 0.1", False),
+    ],
 )
 def test_answers_by_class_leave_with_the_last_test_if_they_may(
     domains: list[Node], tmp_path: Path, policy: str, told: bool

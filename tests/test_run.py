@@ -799,6 +799,15 @@ def test_a_site_that_joins_after_the_start_is_told_to_take_no_part(
     assert [(t["site"], t["text"]) for t in journal.troubles] == [("anna", presence.LATE)]
 
 
+def test_too_few_sites_are_told_with_what_those_that_refuse_say(
+    domains: list[Node], runs: dict[str, str]
+) -> None:
+    grid = Spoilt(domains, error(Code.DATA))
+    settings = FAST | runs | {"run.expect": 4, "wait.sites": 0.2}
+    with pytest.raises(QuorumError, match=f"node {grid.anna}: the site could not use its data"):
+        Sites(grid, Config.parse(settings), Journal()).gather()
+
+
 def test_an_answer_counts_for_the_site_that_was_asked_alone(
     domains: list[Node], runs: dict[str, str]
 ) -> None:

@@ -199,7 +199,10 @@ def test_a_key_of_the_servers_own_is_refused(keyed: list[Node], tmp_path: Path) 
 
 @pytest.mark.parametrize("what", ["settings", "model"])
 def test_a_server_that_tells_sources_other_things_than_the_target_gets_no_mean(
-    keyed: list[Node], monkeypatch: pytest.MonkeyPatch, what: str
+    keyed: list[Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
 ) -> None:
     """It would know what the sources send, as nothing is learnt at a rate of almost 0."""
     made = bench(keyed)
@@ -224,6 +227,7 @@ def test_a_server_that_tells_sources_other_things_than_the_target_gets_no_mean(
     with pytest.raises(QuorumError):
         made.round()
     assert failures(made) == {("town", int(Code.SECURE))}
+    assert "other settings or another model" in caplog.text
 
 
 def tampered(

@@ -1,10 +1,12 @@
 """A run's story: what a journal says so far, read in pieces, and in the form of results."""
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedda.results import sofar
 from fedda.results.progress import Display
@@ -76,6 +78,16 @@ def test_a_resumed_training_forgets_rounds_after_its_checkpoint() -> None:
     resumed = {"event": "training", "method": "fedavg", "seed": 0, "round": 1, "rounds": 4}
     story = tell([*events(), resumed], SETTINGS)
     assert list(story.trainings["fedavg", 0, ""]) == [1] and story.round == 1
+
+
+def test_a_site_that_joins_again_after_each_of_its_refusals_is_said_once() -> None:
+    out = StringIO()
+    display, joined = Display(console=Console(file=out, width=80)), events()[1]
+    about = {"event": "trouble", "method": "fedavg", "seed": 0, "site": "a", "text": "spent"}
+    for event in [joined] + [e for r in (2, 3, 4) for e in (about | {"round": r}, joined)]:
+        display(event)
+    lines = ["joined: a: source", "round 2: a: spent", "joined: a: source"]
+    assert out.getvalue().splitlines() == lines
 
 
 def test_the_terminal_and_the_page_estimate_the_same() -> None:

@@ -78,7 +78,7 @@ class Resident:
             return self._refused(Code.WIRE, head)
         late = (time.time() if now is None else now) - meta.created_at - meta.ttl
         if late > 0:
-            self.tell("refused", f"a {kind} request that expired {late:.1f} s ago")
+            self.tell("refused", f"a request to {kind} that expired {late:.1f} s ago")
             return self._refused(Code.EXPIRED, head)
         try:
             message = fetch()

@@ -152,12 +152,12 @@ def compare(site: str, here: Iterable[Entry], there: Iterable[Entry]) -> tuple[i
     """Compare two logs -> how many payloads are in both, and a sentence about each other one.
 
     Compared are the runs of the server's record. Questions about what a site offers are in no
-    run's record.
+    run's record, nor are sums of which no gradient left.
     """
     theirs = [entry for entry in there if entry.get("site") == site]
     runs = {entry.get("run_id") for entry in theirs}
     mine = [e for e in here if e.get("run_id") in runs and e.get("event") in AT_SERVER]
-    mine = [e for e in mine if e.get("kind") != "query"]
+    mine = [e for e in mine if e.get("kind") != "query" and e.get("frames") != 0]
     ours = Counter((AT_SERVER[str(e["event"])], str(e.get("sha256"))) for e in mine)
     known = Counter((str(e.get("event")), str(e.get("sha256"))) for e in theirs)
     rounds = {str(e.get("sha256")): e.get("round") for e in (*mine, *theirs)}

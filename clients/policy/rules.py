@@ -1,9 +1,8 @@
 """A site's policy: which requests it answers, what may leave it, and how often.
 
 The file is TOML; `fedda policy init` writes one. A key that is left out does not restrict anything,
-so an empty file allows all that a client without a policy allows, but for code of other packages,
-which allow.plugins has to name. Hidden sums are bounded by [secure] with or without a file, and
-`fedda look` is answered only if it has leaving.look.
+but for code of other packages, which allow.plugins has to name. Hidden sums are bounded by [secure]
+with or without a file, and `fedda look` is answered only if it has leaving.look.
 """
 
 import datetime as dt
@@ -212,6 +211,8 @@ class Policy(Section):
         """
         try:
             tree = tomllib.loads(unmarked(path.read_bytes()).decode())
+            if not tree:
+                raise ValueError("it is empty, and would allow nearly all")
         except OSError as error:
             raise ConfigError(
                 f"the policy {path} cannot be read ({reason(error)}); give another file, or make "
@@ -219,8 +220,8 @@ class Policy(Section):
             ) from None
         except ValueError as error:  # no TOML, or no text
             raise ConfigError(
-                f"the policy {path} is not TOML ({error}); correct it, or compare it with a fresh "
-                "one of `fedda policy init`"
+                f"the policy {path} is none in TOML ({error}); correct it, or compare it with a "
+                "fresh one of `fedda policy init`"
             ) from None
         odd = _unknown(cls, tree)
         if odd:

@@ -19,7 +19,7 @@ def export(
     seed: Annotated[int | None, typer.Option(min=0, show_default=False)] = None,
     target: str = "",
 ) -> None:
-    r"""Write a model for programs that do not use fedda, and check what was written.
+    """Write a model for programs that do not use fedda, and check what was written.
 
     The input is float32: images (N, channels, H, W) in [0, 1], or vectors (N, d), any N. The output
     is the probability of each class (N, classes). Class names and the input's shape are in the
@@ -34,7 +34,7 @@ def export(
       x = numpy.zeros((1, *about['shape']), 'float32')
       print(about['classes'], session.run(['probabilities'], {'x': x})[0])"
 
-    It needs the packages of the extra `export`: pip install "fedda\[export]".
+    It needs the packages of the extra `export`: pip install "fedda[export]".
 
     Options:
         out: A folder, or the file itself. Default: beside the model.

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedda import __version__, plugins
@@ -29,10 +30,10 @@ def joined(text: str) -> str:
 
 def _join(command: click.Command) -> None:
     text, _, below = inspect.cleandoc(command.help or "").partition("\n\nOptions:\n")
-    command.help = joined(text) or None
+    command.help = escape(joined(text)) or None  # fedda[clip] is no markup
     params: dict[str | None, Any] = {param.name: param for param in command.params}
     for name, told in re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", below, re.MULTILINE):
-        params[name].help = " ".join(told.split())
+        params[name].help = escape(" ".join(told.split()))
     for each in getattr(command, "commands", {}).values():
         _join(each)
     if params:
@@ -61,8 +62,7 @@ def _strict(command: click.Command) -> None:
                 why = "is empty: give a value, and see whether a variable of your shell is not set"
                 raise click.UsageError(f"{said} {why}.", ctx)
             if count > 1 and each.name in SEVERAL:
-                text = f"is given {count} times: write several values as one, with commas"
-                raise click.UsageError(f"{said} {text}.", ctx)
+                raise click.UsageError(f"{said} is given {count} times: write one with commas", ctx)
         return parse(ctx, args)
 
     command.parse_args = parse_args  # type: ignore[method-assign]

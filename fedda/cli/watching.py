@@ -213,7 +213,7 @@ def watch(
             "it was killed, or its machine ran out of memory."
         )
     raise RunError(
-        f"The server ended the run ({how}), and {journal} does not say why; see the server's log."
+        f"The server ended the run ({how}) without a word: its clock was set, or see its log."
     )
 
 

@@ -50,7 +50,8 @@ class SiteOptions(Section):
     this; a site with fewer examples cannot take part in methods that sum gradients."""
     noise: float = Field(default=0.0, ge=0)
     """Least Gaussian noise to add to each gradient before it is sent, in multiples of the norm that
-    it is clipped to, and to each class mean; the server can only ask for more (exchange.noise)."""
+    it is clipped to, and to each class mean; the server can only ask for more (exchange.noise).
+    What FRUDA and f-DAN refuse still tells of images, unless the policy has protect.test-noise."""
     weights: Path | None = None
     """This site's copy of a pretrained network's weights, for runs whose weights come from a file.
     It must be the same as the server's."""

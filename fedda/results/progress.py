@@ -81,7 +81,7 @@ class Display(OnTerminal):
     ) -> None:
         console, self._words = console or PlainConsole(), words
         self._story = tell((), config.flat() if config else None)
-        self._said, self._hinted = 0.0, set[str]()
+        self._said, self._hinted, self._there = 0.0, set[str](), set[str]()
         self._numbers = Text()
         self._lasting: dict[tuple[Any, ...], int] = {}  # the last round of each trouble
         self._bar = bar(console, "round", "left")
@@ -126,7 +126,9 @@ class Display(OnTerminal):
         return Group(self._bar, self._numbers, wait)
 
     def _joined(self, event: Event) -> None:
-        self._say(f"joined: {event['text']}")
+        if event["site"] not in self._there:
+            self._say(f"joined: {event['text']}")
+        self._there.add(event["site"])
 
     def _open(self, event: Event) -> None:
         self._bar.update(self._task, description="waiting for targets", round="", left="")
@@ -180,6 +182,7 @@ class Display(OnTerminal):
         before, self._lasting[which] = self._lasting.get(which), event.get("round", 0)
         if which and before is not None and event["round"] == before + 1:
             return
+        self._there.discard(event["site"])
         when = f"round {event['round']}" if "round" in event else ""
         self._say(": ".join(filter(None, (when, event["site"], event["text"]))), "yellow")
 

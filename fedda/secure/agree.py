@@ -159,6 +159,7 @@ def check(
         peers[name].verify(encode_dss_signature(r, s), text, ec.ECDSA(hashes.SHA512()))
     except InvalidSignature:
         raise SecureError(
-            f"The {what} that came as that of {name!r} is not signed by it for this round; the "
-            "peers' file is out of date, or somebody stands between the sites."
+            f"The {what} that came as that of {name!r} is not signed by it for this round and what "
+            "the server sent here: the server sent it other settings or another model, the peers' "
+            "file is out of date, or somebody stands between the sites."
         ) from None

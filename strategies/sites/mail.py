@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedda.errors import Code
 from fedda.flower import ErrorCode
 from fedda.records import arrays_of
 
@@ -49,13 +50,18 @@ def given_up(reply: Message) -> bool:
     return reply.has_error() and reply.error.code in GIVEN_UP
 
 
+def restarted(reply: Message) -> bool:
+    """Whether this is the server's own message that a site was restarted before it answered."""
+    return reply.has_error() and reply.error.code == Code.RESTARTED
+
+
 class Mail:
     """Sends requests to the sites and fetches their replies.
 
     Args:
         grid: Flower's connection to the sites.
         sent: called with every request that went out.
-        received: called with every reply that came in, errors included.
+        received: called with every reply that came in, a site's errors included.
     """
 
     def __init__(self, grid: Grid, sent: Watcher = _ignore, received: Watcher = _ignore) -> None:
@@ -108,7 +114,8 @@ class Mail:
                 # A site fills in the sender of its reply itself, so it could name another site.
                 if reply.metadata.src_node_id != node:
                     continue
-                self.received(reply)
+                if not restarted(reply):  # of which the site's own record says nothing
+                    self.received(reply)
                 if (request := self.again(reply)) is not None:
                     new = self._push(request)
                     asked, waiting = asked | new, waiting | dict.fromkeys(new)
