@@ -20,7 +20,7 @@ STUDY = Template("""\
 # The settings of this study; `fedda settings` lists all, `fedda methods` the methods.
 sites = $sites_text  # a folder per site
 target = $target_text  # the site whose labels nobody uses
-methods = ["adabn", "$kd3a"]  # compared with fedavg
+methods = ["adabn", "kd3a$formulas"]  # compared with fedavg
 seeds = 1  # one training of each method per seed; 3 tell noise from gain
 preset = "$preset"  # settings for a kind of data; `fedda settings --presets` lists them
 
@@ -238,7 +238,7 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
         "target_text": _toml(target),
         "target_word": shlex.quote(target),
         "preset": preset,
-        "kd3a": "kd3a" if data else "kd3a:paper",  # as the demo has it
+        "formulas": "" if data else ":paper",  # as the demo has them
         "words": words,
         "settings": "\n".join(f'"{key}" = {_toml(value)}' for key, value in chosen.items()),
         "expected": EXPECTED if data is None else "",
