@@ -29,7 +29,7 @@ from .site.request import Numbers, Request
 logger = logging.getLogger("fedda.site")
 # By site and kind of request: the first and the last exception since it was last answered, and what
 # was told of the last.
-Failures = MutableMapping[tuple[str, str], tuple[Exception, Exception, str]]
+Failures = MutableMapping[tuple[str, str], tuple[BaseException, BaseException, str]]
 
 
 def guarded(
@@ -58,7 +58,7 @@ def guarded(
         site.trail.answered(message, reply)
         failures.pop(place, None)
         return reply
-    except Exception as error:
+    except plugins.FAILURES as error:
         first, last, _ = failures.get(place, (error, None, ""))
         reply, told = _failure(error, message, last, node), getattr(error, "filename", "")
         traceback.clear_frames(error.__traceback__)  # else what failed stays in memory
@@ -82,7 +82,7 @@ def _decided(handle: Callable[[Message, Site], Message], message: Message, site:
 
 
 def _failure(
-    error: Exception, message: Message, before: Exception | None, node: Mapping[str, Any]
+    error: BaseException, message: Message, before: BaseException | None, node: Mapping[str, Any]
 ) -> Message:
     code = code_of(error)
     if isinstance(error, FeddaError):

@@ -11,11 +11,13 @@ models for `fedda predict`. Only in the default folder an earlier run is replace
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 
 from fedda.config.sections import Flat
 from fedda.contrib.report import page
 from fedda.data import digits
+from fedda.errors import FeddaError
 from fedda.halves import load
 from fedda.results.read import begun
 from fedda.settings import RunConfig
@@ -73,4 +75,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FeddaError as error:
+        sys.exit(f"error: {error}")

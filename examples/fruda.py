@@ -10,12 +10,14 @@ runs/fruda-example unless given; only there an earlier run is replaced.
 
 import argparse
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import fedda
 from fedda.contrib.report import page
 from fedda.data import digits, rotate
+from fedda.errors import FeddaError
 from fedda.results.read import percent
 
 OUT = Path("runs/fruda-example")
@@ -74,4 +76,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FeddaError as error:
+        sys.exit(f"error: {error}")

@@ -96,7 +96,7 @@ TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "hidden",
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"
 NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` and `train.augment` take
 
-# Errors that other packages may raise when they are loaded; fedda then goes on without them.
+# Errors that other packages may raise; fedda then goes on without them.
 FAILURES = (Exception, SystemExit)
 
 
@@ -268,7 +268,7 @@ def blaming(method: str) -> Iterator[None]:
         raise RunError(f"{method} of {origin(method)} {failed(error)}") from error
 
 
-def failed(error: Exception) -> str:
+def failed(error: BaseException) -> str:
     """How something failed, in words: with the line of an added method's code, if it has one."""
     what = f"with {type(error).__name__}: {error}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -174,7 +174,7 @@ def simulate(
     make_app = load("clients", "app").make_app
     if engine == "process":
         nodes = [{"partition-id": i} for i in range(len(sites))]
-        failures: dict[tuple[str, str], tuple[Exception, Exception, str]] = {}
+        failures: dict[tuple[str, str], tuple[BaseException, BaseException, str]] = {}
         try:
             return run.execute(config, LocalGrid(make_app(sites, failures), nodes), journal)
         except QuorumError as error:
@@ -240,8 +240,9 @@ def rehearse(
         describe: reads a site's folder; a caller that rehearses often can pass one with a cache.
 
     Raises:
-        ConfigError: a method cannot exchange gradients with these sites and settings, the model
-            that the run starts from does not fit, or the run is to wait for sites that join later.
+        ConfigError: a method's code lacks something, or cannot exchange gradients with these sites
+            and settings, the model that the run starts from does not fit, or the run is to wait for
+            sites that join later.
         DataError: a folder cannot be read.
         ModelError: the model that the run starts from cannot be read.
         RosterError: the sites' offers do not fit together.
@@ -263,6 +264,8 @@ def rehearse(
             about = config.input.window, config.input.missing, members.columns
             found[node.name].check_fit(members.classes, *about)
         found[node.name].check_size(2)  # BatchNorm cannot learn from one image
+    for method in config.trainings:
+        plugins.check(method)
     for method, target in product(config.trainings, targets):
         aim = sequence.facing(config, method, members, target, targets)
         rehearse_exchange(config, method, aim)

@@ -111,7 +111,7 @@ def test_without_a_run_that_goes_on_the_commands_say_what_to_do(
     (tmp_path / "r" / "launch.json").touch()
     assert "--resume" in watching.resume_hint(tmp_path / "r")
     none = fedda("run", "--resume", tmp_path).stderr
-    assert "it has no launch.json" in none and "fedda runs" in none and "Errno" not in none
+    assert "it has no launch.json" in none and "fedda runs --dir" in none and "Errno" not in none
     assert f"fedda run --resume {tmp_path / 'r'}" in fedda("stop", tmp_path / "r").stderr
     (tmp_path / "r" / "results.json").touch()
     assert f"fedda report {tmp_path / 'r'}" in fedda("attach", tmp_path / "r").stderr

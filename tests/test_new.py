@@ -40,6 +40,7 @@ def test_the_digits_come_with_a_study(tmp_path: Path) -> None:
     begun(tmp_path / "study")
     settings = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
     assert settings["settings"]["input.size"] == 16 and settings["target"] == "fonts"
+    assert settings["methods"] == ["adabn", "kd3a:paper"], "as the demo, so that it gains as much"
     sites = tmp_path / "study" / "sites"
     assert {p.name for p in sites.iterdir()} == {"blended", "fonts", "handwritten", "street"}
     readme = (tmp_path / "study" / "README.md").read_text()
@@ -87,3 +88,4 @@ def test_a_methods_package_is_what_the_page_shows_and_runs(
     for odd in ("norms", "kd3a", "My Method", "a/b"):
         begun(Path("method"), odd, code=1)
     begun(Path("study"), "norms", code=1)
+    assert "to begin a method: fedda new method NAME" in begun(Path("method"), code=1)

@@ -20,6 +20,7 @@ import torch
 from safetensors.numpy import load_file
 
 import clients.fedavg
+import fedda
 import strategies.fdann
 from fedda import data, models, plugins
 from fedda.cli import launch
@@ -27,7 +28,15 @@ from fedda.config import ModelConfig
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
-from fedda.errors import Code, ConfigError, DataError, ModelError, NotFiniteError, RunError
+from fedda.errors import (
+    Code,
+    ConfigError,
+    DataError,
+    ModelError,
+    NotFiniteError,
+    QuorumError,
+    RunError,
+)
 from fedda.ops import bundle
 from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
@@ -522,7 +531,7 @@ UNFINISHED: list[tuple[dict[str, str], str]] = [
 
 @pytest.mark.parametrize(("changed", "why"), UNFINISHED)
 def test_a_method_that_cannot_run_is_named_and_left_out(
-    install: Install, changed: dict[str, str], why: str
+    install: Install, tmp_path: Path, changed: dict[str, str], why: str
 ) -> None:
     add_tent(install, **changed)
     (problem,) = plugins.unfinished()
@@ -533,6 +542,20 @@ def test_a_method_that_cannot_run_is_named_and_left_out(
     with pytest.raises(ConfigError) as raised:
         plugins.check("tent")
     assert why in str(raised.value)
+    (tmp_path / "sites").mkdir()
+    make_domains(tmp_path / "sites")
+    with pytest.raises(ConfigError) as raised:
+        fedda.simulate(tmp_path / "sites", "town", "tent", dir=tmp_path / "r", quiet=True)
+    assert why in str(raised.value) and not (tmp_path / "r").exists(), "before anything trains"
+
+
+def test_a_site_whose_method_ends_the_program_is_named(install: Install, tmp_path: Path) -> None:
+    ends = "\nclass Source(Source):\n    def train(self):\n        raise SystemExit(3)\n"
+    add_tent(install, client=CLIENT + ends)
+    (tmp_path / "sites").mkdir()
+    make_domains(tmp_path / "sites")
+    with pytest.raises(QuorumError, match=r"client\.py:6 \(in train\) with SystemExit: 3"):
+        fedda.simulate(tmp_path / "sites", "town", "tent", baseline="none", rounds=1, quiet=True)
 
 
 def test_every_own_method_has_what_its_phases_ask_for() -> None:

@@ -50,8 +50,8 @@ def test_a_roster_has_sources_by_name_and_the_target_last() -> None:
 
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "nobody": ([], "there is no source"),
-    "no source": ([TOWN], "there is no source; start fedda-client --role source"),
-    "no target": ([ANNA, BERT], "there is no target; start fedda-client --role target"),
+    "no source": ([TOWN], "there is no source; add a site with labels (fedda-client"),
+    "no target": ([ANNA, BERT], "there is no target; add one without labels (fedda-client"),
     "one name of targets": ([ANNA, TOWN, offer("town", "target")], "'town' is the name of two"),
     "one name": ([ANNA, BERT, offer("anna"), TOWN], "'anna' is the name of two sites"),
     "versions": ([ANNA, offer("bert", version="0.0.9"), TOWN], "different versions of fedda"),

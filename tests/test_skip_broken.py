@@ -1,9 +1,10 @@
 """Image files that cannot be read: an error, or passed over if the site says so."""
 
 import csv
+import errno
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -64,6 +65,18 @@ def test_broken_files_are_passed_over_everywhere(
     few: Any = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_size": 8}
     run = fedda.simulate(root, "t", "fedavg", skip_broken=True, quiet=True, **few)
     assert [s["examples"] for s in run.results.raw["sites"]] == [24, 24, 20]
+
+
+def test_a_file_of_other_accounts_is_not_to_be_replaced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Image, "open", denied)
+    told = r"0\.png cannot be read \(Permission denied\): let this account read it, or pass over"
+    with pytest.raises(DataError, match=told):
+        load_source(root / "b")
 
 
 def test_a_file_that_was_mended_is_read_again(root: Path) -> None:

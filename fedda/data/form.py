@@ -77,7 +77,8 @@ class Reading:
             raise ConfigError(f"--split is {split!r}; give the name of a split, such as train.")
         bits = 0 if text == AUTO else int(text)
         made = cls(split, bits, skip_broken, follow_links, columns=columns)
-        assert made.named is not None  # raises ConfigError if it is no list of columns
+        for site in made.sites:
+            assert made.at(site).named is not None  # raises ConfigError if it is no list of columns
         return made
 
     @classmethod
@@ -175,6 +176,11 @@ class Reading:
     def _several(self, name: str) -> tuple[str, ...]:
         return tuple(self._named[name].split("+")) if name in self._named else ()
 
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites of which something is said alone, and none, of all."""
+        return tuple(dict.fromkeys(["", *(site for site, _ in self._said)]))
+
     def at(self, site: str) -> "Reading":
         """The same for one of several sites: what is said of it alone wins over what is of all."""
         said = dict(self._said)
@@ -198,7 +204,12 @@ class Reading:
 
     @property
     def _named(self) -> Mapping[str, str]:
-        found = {ours: theirs for (site, ours), theirs in self._said.items() if not site}
+        found = {ours: theirs for (_, ours), theirs in self._said.items()}
+        if self.sites != ("",):
+            raise ConfigError(
+                f"--columns names the site {self.sites[1]!r}, and here is one site's data; leave "
+                f"'{self.sites[1]}:' out."
+            )
         if len(found) > len({*found.values()}):
             raise self._malformed
         return found

@@ -353,7 +353,7 @@ def domains(
         targets: the sites whose tables need no labels.
 
     Raises:
-        RunError: the folder does not exist, or two domains have one name.
+        RunError: the folder does not exist, two domains have one name, or `reading` names none.
     """
     found: dict[str, Path] = {}
     for path in _visible(root):
@@ -364,6 +364,12 @@ def domains(
                 f"{root} has {other.name} and {path.name}, which would both be the site "
                 f"'{name}'; rename or remove one of them."
             )
+    names = [path.name if path.is_dir() else path.stem for path in _visible(root)]
+    if unknown := [site for site in reading.sites if site not in ("", *names)]:
+        raise RunError(
+            f"--columns names the site {unknown[0]!r}, and {root} has {', '.join(names)}; choose "
+            "among them."
+        )
     return found
 
 

@@ -288,6 +288,10 @@ def _opened(file: Path | Encoded) -> Iterator[Image.Image]:
             if odd := samples.fault(image):
                 raise DataError(f"{file} {odd}")
             yield image
+    except PermissionError as error:
+        raise DataError(
+            f"{file} cannot be read ({reason(error)}): let this account read it, {OR_SKIP}"
+        ) from error
     # Whatever Pillow stumbles over in a damaged file; a KeyError or a TypeError in a TIFF's tags.
     except (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error) as error:
         raise DataError(

@@ -127,7 +127,7 @@ def started(folder: Path) -> tuple[dict[str, Any], Launch]:
         why = f"it has no {LAUNCH}" if isinstance(error, OSError) else str(error)
         raise RunError(
             f"{folder} holds no run that could be resumed ({why}); give the folder of a run, "
-            "DIR/NAME; `fedda runs DIR` lists them."
+            "DIR/NAME; `fedda runs --dir DIR` lists them."
         ) from None
     place = {"run.dir": str(folder.absolute().parent), "run.name": folder.absolute().name}
     return flat | place, launch

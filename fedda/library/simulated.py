@@ -1,5 +1,6 @@
 """One run over sites of this machine: for the command line, and as a function of the library."""
 
+import json
 import shutil
 import sys
 import tempfile
@@ -12,14 +13,16 @@ from typing import Any, Literal
 from fedda.config import DEFAULT
 from fedda.config.inputs import REFUSE, categories_of
 from fedda.config.sections import Flat, validate
-from fedda.data import Description, Reading, Role, describe, passed_over
+from fedda.data import Description, Reading, Role, describe, passed_over, state_of
 from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
 from fedda.data.sets import FILLING
-from fedda.errors import ConfigError, FeddaError
+from fedda.errors import ConfigError, FeddaError, RunError
+from fedda.files import put
 from fedda.halves import load
 from fedda.ops.engines import check_engine
+from fedda.results import read
 from fedda.results.escaping import visible
 from fedda.results.progress import Display
 from fedda.results.read import JOURNAL
@@ -33,6 +36,7 @@ from .unchanged import unchanged
 Sites = str | Path | Mapping[str, Any]
 
 DATA = "data"  # in a run's folder: the files of sites that a program brought as arrays
+FILES = "files.json"  # there, too: which files all others had when it began
 INSTEAD = {
     "method": "method",
     "run.look": "the command fedda look",
@@ -116,9 +120,28 @@ def execute(
         if file := site.get("teacher"):
             about = Path(file), "target", Path(site["data"]), reading, device, classes
             load("clients", "site.teacher").checked(*about)  # a site would only say so in its log
-    journal = journals.Journal(Path(config.run.dir) / config.run.name / JOURNAL, *listeners)
+    folder = Path(config.run.dir) / config.run.name
+    _check_files(folder, names, config.run.resume)
+    journal = journals.Journal(folder / JOURNAL, *listeners)
     with journal.ending():
         return local.simulate(config, sites, journal, launch.engine)
+
+
+def _check_files(folder: Path, names: Mapping[str, str], resume: bool) -> None:
+    """Note which files the sites of a new run have, by path; refuse others when it goes on.
+
+    Raises:
+        RunError: files have changed since.
+    """
+    paths = [Path(path) for path in names if (folder / DATA).resolve() not in Path(path).parents]
+    now, note = {names[str(path)]: state_of(path) for path in paths}, folder / FILES
+    if not resume:
+        put(note, json.dumps(now))
+    elif odd := [n for n, was in (read.noted(note) or {}).items() if now.get(n, was) != was]:
+        raise RunError(
+            f"The data of {listed(odd)} have changed since {folder} was begun; put the former "
+            "files back, or begin a new run with another --name."
+        )
 
 
 def simulate(

@@ -101,6 +101,11 @@ def _added(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
     added = plugins.installed("models").get(config.name)
     if added is None:
         plugins.check_barred("models", config.name)
+        if config.name.startswith("own:"):
+            raise ModelError(
+                f"The network '{config.name}' was a program's own function; read the run with "
+                "fedda.load(dir, network=...) and this function."
+            )
         raise ModelError(
             f"The network '{config.name}' is not installed on this machine; install the package "
             f"that adds it, or set model.name to {TIMM}NAME or one of {', '.join(NETWORKS)}."

@@ -332,9 +332,9 @@ def form(
             "--name, or a key with a name of its own (fedda keys add NAME)",
         )
     if not sources and not class_names:
-        _refuse(nodes, "there is no source; start fedda-client --role source where labels are")
+        _refuse(nodes, "there is no source; add a site with labels (fedda-client --role source)")
     if not targets:
-        _refuse(nodes, "there is no target; start fedda-client --role target where labels are not")
+        _refuse(nodes, "there is no target; add one without labels (fedda-client --role target)")
     if len({n.version for n in nodes}) > 1:
         _refuse(nodes, "the sites run different versions of fedda; install the same everywhere")
     try:

@@ -14,7 +14,7 @@ from fedda.cli.its_files import OPTIONS
 from fedda.config.inputs import Inputs
 from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Reading, naming
-from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.errors import ConfigError, DataError, FeddaError, RunError
 from tests.command_lines import call
 
 NAMES = ("age", "chol", "sex", "zinc")
@@ -195,7 +195,9 @@ def test_names_that_are_no_plain_ones_are_compared_all_the_same(names: list[str]
 
 def test_a_name_may_hold_for_one_site_alone() -> None:
     said = Reading.of(columns="north:label=outcome,label=diagnosis,south:drop=visit,path=p")
-    assert said.named == {"label": "diagnosis", "path": "p"}
+    assert said.at("west").named == {"label": "diagnosis", "path": "p"}
+    with pytest.raises(ConfigError, match="names the site 'north', and here is one site's data"):
+        assert said.named
     assert said.at("north").named == {"label": "outcome", "path": "p"}
     assert said.at("south").dropped == ("visit",) and not said.at("north").dropped
     assert Reading.said(said.at("north").flat()) == said.at("north")
@@ -253,6 +255,8 @@ def test_sites_with_labels_of_other_names_columns_to_leave_out_and_decimal_comma
     assert south.shape == (2,) and south.counts == {"0": 40, "1": 40}
     x = data.load_source(sites / "south.csv", reading=its).x
     assert 30 < float(x[:, 0].mean()) < 70  # "50,3" is fifty
+    with pytest.raises(RunError, match=r"names the site 'wst', and .* has north, south, west"):
+        data.domains(sites, Reading(columns="wst:label=Diagnose"), ["west"])
     about: Any = {"rounds": 3, "run_refine": "none", "baseline": "none", "quiet": True}
     about["preset"] = "table"
     run = fedda.simulate(sites, "west", "fedavg", columns=columns, dir=tmp_path / "r", **about)

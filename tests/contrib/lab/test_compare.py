@@ -500,7 +500,7 @@ REFUSED = [
     ("fedavg --data R -c run.evaluate=false", "-c run.evaluate= is not taken here"),
     ("fedavg --data R -c rounds=many", "must be a whole number"),
     ("fedavg --data R -c gate.low=1", "no setting 'gate.low'; did you mean kd3a.gate.low"),
-    ("fedavg --data R --preset official", "METHOD:official"),
+    ("fedavg --data R --preset official", "goes with it, as in kd3a:paper"),
     ("fedavg --data R --baseline fedavg,kd3a", "more than one method"),
     ("fedavg --data R --baseline kd4a", "no method 'kd4a'"),
     ("oracle --data R", "no method 'oracle'"),

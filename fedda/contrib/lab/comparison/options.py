@@ -43,8 +43,8 @@ def shared_of(change: list[str], chosen: list[str], rounds: int) -> Flat:
     for name in chosen:
         if name not in presets.FOR_ALL:
             raise ConfigError(
-                f"There is no preset '{name}' for all methods; a method's own is written "
-                f"METHOD:{name}, and those of all methods are {', '.join(presets.FOR_ALL)}."
+                f"There is no preset '{name}' for all methods; a method's own goes with it, as in "
+                f"kd3a:paper, and those of all methods are {', '.join(presets.FOR_ALL)}."
             )
         values = presets.for_all(name, plugins.methods())
         flat |= {key: given.value for key, given in values.items()}
