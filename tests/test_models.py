@@ -163,7 +163,7 @@ def test_hidden_layers_by_hand() -> None:
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(ModelError, match="There are 1 classes"):
+    with pytest.raises(ModelError, match="2 classes or more, not 1"):
         build(DIGIT, GRAY, 1, 0)
 
 

@@ -213,7 +213,8 @@ def watch(
             "it was killed, or its machine ran out of memory."
         )
     raise RunError(
-        f"The server ended the run ({how}) without a word: its clock was set, or see its log."
+        f"The server ended the run ({how}) without a word: its clock was set while the run went "
+        "on, or its log says more."
     )
 
 

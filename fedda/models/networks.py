@@ -348,7 +348,7 @@ def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:
     """Refuse settings from which no network can be built."""
     name = config.name
     if classes < 2:
-        raise ModelError(f"There are {classes} classes; a classifier needs 2 or more.")
+        raise ModelError(f"A classifier needs 2 classes or more, not {classes}.")
     if config.weights != "none" and not has_weights(name):
         raise ModelError(
             f"model.weights is '{config.weights}', but {name} has no pretrained weights; "
