@@ -18,8 +18,8 @@ from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
-from fedda.data.table_files import FILES
 from fedda.data.unify import conform
+from fedda.data.which_files import FILES
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")

@@ -13,7 +13,6 @@ from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.gaps import CHUNK
 from fedda.data.image_folder import ImageFolder, listing
-from fedda.data.inside import Inside
 from fedda.data.load import open_site
 from fedda.data.naming import listed
 from fedda.data.own_columns import own_columns
@@ -23,6 +22,7 @@ from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
 from fedda.data.unify import conform
+from fedda.data.which_files import Inside
 from fedda.errors import DataError
 
 

@@ -17,7 +17,6 @@ from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
 from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
-from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.odd_values import SCALE
 from fedda.data.own_columns import own_columns
@@ -33,7 +32,7 @@ from fedda.data.sets import (
     align,
 )
 from fedda.data.table import Table
-from fedda.data.table_files import FILES, parts_of
+from fedda.data.which_files import FILES, Inside, parts_of
 from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None

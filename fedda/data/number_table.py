@@ -31,12 +31,10 @@ from fedda.data import columns, naming, npy
 from fedda.data.categories import IMAGE_ENDINGS, ColumnCells, Texts, number, taken
 from fedda.data.columns import IMAGES, KEYS, headings, samples_of
 from fedda.data.form import Reading
-from fedda.data.inside import Inside
-from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed, plain
 from fedda.data.npz import Npz
 from fedda.data.odd_values import OddColumns
-from fedda.data.table_files import FILES, SPLITS, parts_of
+from fedda.data.which_files import FILES, SPLITS, Inside, NamedFiles, parts_of
 from fedda.errors import DataError
 
 _SPECTRUM = 8  # columns of which names that are numbers and rise are wavelengths or the like
