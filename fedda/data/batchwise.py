@@ -11,11 +11,10 @@ from torch import Tensor
 from fedda.config.inputs import INDICATOR
 from fedda.data.array_file import ArrayFile
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
-from fedda.data.gaps import CHUNK
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
 from fedda.data.naming import listed
-from fedda.data.own_columns import own_columns
+from fedda.data.own_columns import CHUNK, own_columns
 from fedda.data.pixels import Encoded, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.samples import EXTENSIONS, volumes

@@ -15,11 +15,10 @@ from fedda.data.cache import Cache
 from fedda.data.columns import IMAGES, headings
 from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
-from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
 from fedda.data.naming import listed
 from fedda.data.odd_values import SCALE
-from fedda.data.own_columns import own_columns
+from fedda.data.own_columns import empty_columns, own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
     DIGEST,

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from fedda.data import decompression_limits, naming, npy, sparse
 from fedda.data.categories import Coding, Texts, check_coded, listed_as
-from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.naming import listed
+from fedda.data.own_columns import Gaps, gaps_of
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
