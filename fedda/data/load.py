@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, Unpack, get_args
 from fedda import __version__
 from fedda.data import number_table
 from fedda.data.array_file import ArrayFile, readers
-from fedda.data.cache import Cache
+from fedda.data.cache import DIGEST, Cache
 from fedda.data.columns import IMAGES, headings
 from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
@@ -21,7 +21,6 @@ from fedda.data.odd_values import SCALE
 from fedda.data.own_columns import empty_columns, own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
-    DIGEST,
     Description,
     Examples,
     Labelled,

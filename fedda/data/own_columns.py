@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedda.data.cache import Stored
 from fedda.data.form import Reading
 from fedda.data.naming import listed
 from fedda.data.sets import FILLING, Examples, refused_gaps
-from fedda.data.stored import Stored
 from fedda.errors import DataError
 
 CHUNK = 65_536  # vectors at a time

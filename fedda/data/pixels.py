@@ -19,10 +19,10 @@ from torch import Tensor
 
 from fedda import plugins
 from fedda.data import decompression_limits, depth, samples
-from fedda.data.cache import key_of
+from fedda.data.cache import DIGEST, key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
-from fedda.data.sets import DIGEST, Labelled, Progress
+from fedda.data.sets import Labelled, Progress
 from fedda.errors import DataError, reason
 
 logger = logging.getLogger("fedda.data")
