@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedda.config.inputs import INDICATOR
 from fedda.data.array_file import ArrayFile
-from fedda.data.form import AS_IT_IS, Form, Reading, Resize
+from fedda.data.form import AS_IT_IS, Form, Reading, Resize, conform
 from fedda.data.image_folder import ImageFolder, listing
 from fedda.data.load import open_site
 from fedda.data.naming import listed
@@ -20,7 +20,6 @@ from fedda.data.reader import Checked
 from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
-from fedda.data.unify import conform
 from fedda.data.which_files import Inside
 from fedda.errors import DataError
 

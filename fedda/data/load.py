@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack, get_args
+from typing import TypedDict, Unpack, get_args
 
 from fedda import __version__
 from fedda.data import number_table
@@ -21,6 +21,7 @@ from fedda.data.odd_values import SCALE
 from fedda.data.own_columns import empty_columns, own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
+    AnySet,
     Description,
     Examples,
     Labelled,
@@ -35,7 +36,6 @@ from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None
 Site = ArrayFile | Checked | ImageFolder | Table
-E = TypeVar("E", bound=Examples)
 
 logger = logging.getLogger("fedda.data")
 
@@ -117,8 +117,8 @@ def _opened(path: str | Path, how: How) -> tuple[Site, Form, Reading]:
 
 
 def _own(
-    site: Site, found: E, reading: Reading, notice: Notice, train: Examples | None = None
-) -> E:
+    site: Site, found: AnySet, reading: Reading, notice: Notice, train: Examples | None = None
+) -> AnySet:
     """The examples as a run wants them of vectors: filled and scaled by the site's training part.
 
     Args:

@@ -21,7 +21,6 @@ own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor
 from fedda.data.cache import Stored
 from fedda.data.form import Reading
 from fedda.data.naming import listed
-from fedda.data.sets import FILLING, Examples, refused_gaps
+from fedda.data.sets import FILLING, AnySet, refused_gaps
 from fedda.errors import DataError
 
 CHUNK = 65_536  # vectors at a time
@@ -102,8 +101,6 @@ def _called(columns: Sequence[int], names: Sequence[str]) -> str:
     return f"the column{'' if one else 's'} {listed(its, 12)}{count}"
 
 
-E = TypeVar("E", bound=Examples)
-
 CELLS = 1 << 22  # values that are copied at a time
 LEAST = 40  # vectors, of which a mean and a deviation say something
 
@@ -154,7 +151,7 @@ class OwnColumns:
         found = (filled - self.mean) / self.divisor
         return torch.cat([found, missing.float()], dim=1) if self._indicator else found
 
-    def of(self, examples: E, spare: bool = False) -> E:
+    def of(self, examples: AnySet, spare: bool = False) -> AnySet:
         """The same examples, filled and scaled.
 
         Args:

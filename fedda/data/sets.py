@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,6 +64,9 @@ class Examples:
             for some in self.x.split(_SOME)  # they may lie in a file
             for one in some.contiguous().numpy()
         ]
+
+
+AnySet = TypeVar("AnySet", bound=Examples)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
