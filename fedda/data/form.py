@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedda.config.inputs import BITS, OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
 from fedda.data.cache import Cache
-from fedda.data.depth import AS_STORED, Gray
+from fedda.data.samples import AS_STORED, Gray
 from fedda.data.sets import AnySet
 from fedda.errors import ConfigError, DataError
 
@@ -30,7 +30,7 @@ class Reading:
         split: the part of the data to train on; empty for `train`, or for all where there are no
             parts. The part `test` is for testing, unless it is the one to train on.
         gray_bits: significant bits of image files with 16 bits of gray, 8 to 16: 12 makes 4095
-            white. 0: as many as each file stores (`fedda.data.depth`).
+            white. 0: as many as each file stores (`fedda.data.samples`).
         skip_broken: whether images that cannot be read are passed over.
         follow_links: whether links, and paths in tables, may lead out of the data's folder.
         window: the run's `input.window`: low,high, own, scales of columns, or empty. It replaces

@@ -19,8 +19,8 @@ from torch import Tensor
 from fedda.config.inputs import REFUSE, Missing
 from fedda.data.cache import DIGEST, take_rows
 from fedda.data.categories import check_coded, check_listed
-from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import listed, plain
+from fedda.data.samples import NEEDS_WINDOW
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
 
