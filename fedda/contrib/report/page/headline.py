@@ -8,9 +8,8 @@ from fedda.results import read
 from fedda.results.remarks import remarks_on
 from fedda.results.terminal import scores, tests, untested
 
-from .html import Html, e, join
+from .html import Html, card, e, join, note, table
 from .line import Scale
-from .parts import card, note, table
 from .series import RunSeries
 
 SCALES = {
