@@ -165,7 +165,6 @@ def _runs(snapshot: Snapshot, run: RunNow | None) -> Html | None:
     links = [
         e("li", e("a", r.name, href=f"/live?run={r.number}"), f" ({r.ending or r.status})")
         for r in others
-        for r in others
     ]
     return section("runs", "Other runs", e("ul", *links))
 
