@@ -24,11 +24,6 @@ NAMES = {
 }
 
 
-def headline(run: RunSeries) -> Html:
-    """Make the title and the numbers under it."""
-    return join(e("h1", f"{run.title(run.own)} on {run.target}"), numbers(run))
-
-
 def numbers(run: RunSeries) -> Html:
     """Make the cards, the table of targets or seeds, and remarks on how to read them."""
     scale = SCALES[run.measure]

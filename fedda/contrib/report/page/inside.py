@@ -177,17 +177,14 @@ def dictionary(run: RunSeries, noted: Noted) -> Html | None:
     points = _square_points(np.concatenate(sets))
     target, barycenter, distilled = np.split(points, np.cumsum([len(s) for s in sets])[:-1])
     classes = [str(name) for name in run.results.get("classes", [])]
-    figures = []
+    figures, mine = [], f"{run.labels[seed]}, training images"
     for heading, made, labels in (
         ("Barycenter over the target", barycenter, content.barycenter_labels),
         ("Distilled set over the target", distilled, content.distilled_labels),
     ):
-        parts = [_marks(target, -1, f"{run.labels[seed]}, training images", faded=True)]
-        entries = [(_key(-1), f"{run.labels[seed]} (target)", "")]
-        for label in sorted({int(x) for x in labels if 0 <= x < len(classes)}):
-            parts.append(_marks(made[labels == label], label, classes[label]))
-            if len(entries) < KEYS:
-                entries.append((_key(label), classes[label], ""))
+        drawn, named = _of_classes(made, labels, classes)
+        parts = [_marks(target, -1, mine, faded=True), *drawn]
+        entries = [(_key(-1), f"{run.labels[seed]} (target)", ""), *named][:KEYS]
         figures.append(_square(heading, parts, entries, f"{heading}, by class"))
     words = (
         f"t-SNE of {run.labels[seed]}'s features, of the support of B(alpha; atoms), and of "
@@ -205,17 +202,13 @@ def last_step(run: RunSeries, noted: Noted) -> Html | None:
         return None
     points = _square_points(step.points)
     classes = [str(name) for name in run.results.get("classes", [])]
-    parts, entries = [], []
-    for label in sorted({int(x) for x in step.after if x < len(classes)}):
-        parts.append(_marks(points[step.after == label], label, classes[label]))
-        if len(entries) < KEYS:
-            entries.append((_key(label), classes[label], ""))
+    parts, entries = _of_classes(points, step.after, classes)
     changed = points[step.before != step.after]
     ring = "".join(f"M{n(x - 1.6)} {n(100 - y)}a1.6 1.6 0 1 1 0 0.01" for x, y in changed)
     title = e("title", f"changed: {len(changed)} images")
     parts.append(e("path", title, d=ring, class_="k0 thin"))
     heading = "The target's last step: its answers"
-    drawn = _square(heading, parts, entries, f"{heading}, {len(changed)} changed")
+    drawn = _square(heading, parts, entries[:KEYS], f"{heading}, {len(changed)} changed")
     words = (
         f"t-SNE of the points in which the last step of {run.labels[seed]} has a Gaussian for each "
         f"class: {len(points)} of its images without labels, {run.short(run.own)}, seed {seed}. "
@@ -269,17 +262,20 @@ def _by_domain(run: RunSeries, cloud: Cloud) -> Html:
 
 def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
     unknown = cloud.points[cloud.labels < 0]
-    parts = [_marks(unknown, -1, "target, training images without labels", faded=True)]
-    entries = []
-    for label in sorted({int(x) for x in cloud.labels if 0 <= x < len(classes)}):
-        mine = cloud.points[cloud.labels == label]
-        parts.append(_marks(mine, label, classes[label]))
-        if len(entries) < KEYS:
-            entries.append((_key(label), classes[label], ""))
-    if len(unknown):
-        entries.append((_key(-1), "no label", ""))
+    drawn, named = _of_classes(cloud.points, cloud.labels, classes)
+    parts = [_marks(unknown, -1, "target, training images without labels", faded=True), *drawn]
+    entries = named[:KEYS] + [(_key(-1), "no label", "")] * bool(len(unknown))
     said = f"{cloud.heading}: features of {len(entries)} classes"
     return _square(f"{cloud.heading}, by class", parts, entries, said)
+
+
+def _of_classes(
+    points: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str]
+) -> tuple[list[Html], list[tuple[Html, str, str]]]:
+    """The points of each class with its colour, and the classes for a legend."""
+    there = sorted({int(x) for x in labels if 0 <= x < len(classes)})
+    parts = [_marks(points[labels == label], label, classes[label]) for label in there]
+    return parts, [(_key(label), classes[label], "") for label in there]
 
 
 def _square(

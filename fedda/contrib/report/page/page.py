@@ -12,7 +12,7 @@ from .conditions import collaborators, doubts, events, settings, sites
 from .costs import costs
 from .document import document
 from .evidence import section_of
-from .headline import headline
+from .headline import numbers
 from .html import Html, e
 from .inside import inside
 from .noted import Noted, collect
@@ -58,7 +58,8 @@ def page(results: Results, noted: Noted, audited: Audits = NONE) -> str:
     """Return the whole document."""
     run = RunSeries(results)
     title = f"{run.short(run.own)} on {run.target}: {results['name']}"
-    return document(title, headline(run), *parts(run, noted, audited))
+    heading = e("h1", f"{run.title(run.own)} on {run.target}")
+    return document(title, heading, numbers(run), *parts(run, noted, audited))
 
 
 def parts(run: RunSeries, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
