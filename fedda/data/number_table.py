@@ -110,7 +110,10 @@ class NumberTable(Npz):
         after = {part: f"_{part}" if part else "" for part in self._parts}
         self.keys = tuple(f"x{end}" for end in after.values())
         self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
-        self._labels = cache(self._read_labels)
+        # the labels of a split, as texts
+        self._labels = cache(
+            lambda y: naming.names(self._chosen(y, _label_column(*self._state)), path)
+        )
 
     def _named(self) -> tuple[str, ...]:
         return self._names
@@ -200,10 +203,6 @@ class NumberTable(Npz):
             return []
         found = columns.parts(self.path, (name,), self._reading_of)
         return [str(v or "") for v in self._chosen(x, (v for some in found for v in some[name]))]
-
-    def _read_labels(self, y: str) -> list[str]:
-        """The label of each row of a split, as a text."""
-        return naming.names(self._chosen(y, _label_column(*self._state)), self.path)
 
     def _splits(self) -> dict[str, int | None]:
         """The splits, each with its place among those of the outline."""
