@@ -12,9 +12,8 @@ from PIL import Image
 from clients.site.memory import Site
 from fedda import data
 from fedda.config.inputs import Inputs
-from fedda.data import cache, pixels, stored
-from fedda.data.cache import Cache
-from fedda.data.stored import Stored
+from fedda.data import cache, pixels
+from fedda.data.cache import Cache, Stored
 from fedda.errors import ConfigError
 
 
@@ -75,7 +74,7 @@ def test_rows_give_their_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with (tmp_path / "rows").open("wb") as file:
         for i in range(shape[0]):
             file.write(bytes([i % 256]) * (1 << 16))
-    monkeypatch.setattr(stored, "_MOST_MAPPED", 1 << 23)
+    monkeypatch.setattr(cache, "_MOST_MAPPED", 1 << 23)
     x = Stored.whole(tmp_path / "rows", shape)
 
     def mapped() -> int:

@@ -13,8 +13,7 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.config.inputs import Inputs
 from fedda.data import npy
-from fedda.data.cache import Cache
-from fedda.data.stored import Stored
+from fedda.data.cache import Cache, Stored
 from fedda.errors import DataError
 
 DRAW = np.random.default_rng(0)

@@ -17,9 +17,8 @@ from clients.site.memory import Site
 from fedda import data
 from fedda.config.inputs import Inputs
 from fedda.data import Reading, columns, npy
-from fedda.data.cache import Cache
+from fedda.data.cache import Cache, Stored
 from fedda.data.own_columns import OwnColumns
-from fedda.data.stored import Stored
 from fedda.errors import DataError
 
 N = 211

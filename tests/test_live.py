@@ -58,6 +58,13 @@ def test_the_page_says_who_is_there_and_who_trains(run: RunNow) -> None:
     assert ("a", {"href": "/live?run=3"}) in read.elements
 
 
+def test_each_other_run_has_one_link(run: RunNow) -> None:
+    others = tuple(replace(run, number=number, name=f"n{number}") for number in (3, 4))
+    read = Read(page(Snapshot((), (run, *others)), "", "v1"))
+    links = [about["href"] for name, about in read.elements if name == "a" and "href" in about]
+    assert [link for link in links if link.startswith("/live")] == ["/live?run=3", "/live?run=4"]
+
+
 def test_only_the_pages_own_script_may_run(run: RunNow) -> None:
     text = page(sites(run), "", "v1")
     assert re.findall(r"<script>(.*?)</script>", text, re.DOTALL) == [SCRIPT]

@@ -13,7 +13,7 @@ from PIL import Image
 from fedda import models
 from fedda.config import ModelConfig
 from fedda.data import stream
-from fedda.data.unify import conform_images
+from fedda.data.form import conform_images
 from fedda.errors import DataError
 from tests.command_lines import call
 

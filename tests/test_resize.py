@@ -10,8 +10,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from fedda import data, models
 from fedda.config import ModelConfig
-from fedda.data.form import middle, scaled
-from fedda.data.unify import conform_images
+from fedda.data.form import conform_images, middle, scaled
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig, Task
 

@@ -26,8 +26,8 @@ BUDGETS = {
     "fedda/contrib/lab": 1_924,
     "fedda/contrib/methods": 975,
     "fedda/contrib/readers": 350,
-    "fedda/contrib/report": 2_403,
-    "fedda/data": 4_973,  # numbers that stand for gaps are named
+    "fedda/contrib/report": 2_344,
+    "fedda/data": 4_916,  # numbers that stand for gaps are named
     "fedda/exchange": 1_175,
     "fedda/flower": 100,
     "fedda/lane": 825,

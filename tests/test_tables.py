@@ -13,8 +13,7 @@ from PIL import Image
 
 from fedda import data
 from fedda.data import table
-from fedda.data.cache import Cache
-from fedda.data.stored import Stored
+from fedda.data.cache import Cache, Stored
 from fedda.errors import DataError
 
 

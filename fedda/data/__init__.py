@@ -2,7 +2,7 @@
 
 from fedda.data.batchwise import batches, stream
 from fedda.data.cache import Cache
-from fedda.data.form import Reading, Resize
+from fedda.data.form import Reading, Resize, conform
 from fedda.data.load import (
     describe,
     domains,
@@ -27,7 +27,6 @@ from fedda.data.sets import (
     align,
     poison,
 )
-from fedda.data.unify import conform
 
 __all__ = [
     "Cache",

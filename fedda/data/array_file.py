@@ -11,15 +11,14 @@ from torch import Tensor
 from fedda import plugins
 from fedda.data import categories, naming
 from fedda.data.cache import key_of
-from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.gaps import Gaps, warnings_of
+from fedda.data.form import AS_IT_IS, Form, Reading, conform
 from fedda.data.naming import listed
 from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
+from fedda.data.own_columns import Gaps, warnings_of
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
-from fedda.data.table_files import FILES
-from fedda.data.unify import conform
+from fedda.data.which_files import FILES
 from fedda.errors import DataError
 
 logger = logging.getLogger("fedda.data")

@@ -10,19 +10,17 @@ from torch import Tensor
 
 from fedda.config.inputs import INDICATOR
 from fedda.data.array_file import ArrayFile
-from fedda.data.form import AS_IT_IS, Form, Reading, Resize
-from fedda.data.gaps import CHUNK
+from fedda.data.form import AS_IT_IS, Form, Reading, Resize, conform
 from fedda.data.image_folder import ImageFolder, listing
-from fedda.data.inside import Inside
 from fedda.data.load import open_site
 from fedda.data.naming import listed
-from fedda.data.own_columns import own_columns
+from fedda.data.own_columns import CHUNK, own_columns
 from fedda.data.pixels import Encoded, read_images, sound
 from fedda.data.reader import Checked
 from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
-from fedda.data.unify import conform
+from fedda.data.which_files import Inside
 from fedda.errors import DataError
 
 
@@ -113,7 +111,10 @@ def _batches(
     path: str | Path, shape: tuple[int, ...], batch: int, resize: Resize, reading: Reading
 ) -> Iterator[Batch]:
     """As `batches`, but vectors as they lie in the files."""
-    site, form = open_site(path, reading), Form(resize=resize, gray=reading.gray)
+    site = open_site(path, reading)
+    channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
+    # Images are resized to squares only; for a model of another shape they must have its size.
+    form = Form(channels, height if height == width else 0, resize, gray=reading.gray)
     if isinstance(site, ArrayFile):
         only = (f"x_{reading.split}",) if reading.split else _ARRAYS
         yield from _rows(site, only, shape, batch, resize)
@@ -169,9 +170,6 @@ def _read(
 ) -> Iterator[Batch]:
     """Images with their names, some at a time."""
     _check(f"{where} holds", (3, 0, 0), shape)
-    channels, height, width = shape
-    # Images are resized to squares only; for a model of another shape they must have its size.
-    form = replace(form, channels=channels, size=height if height == width else 0)
     form = replace(form, notice=lambda _: None)  # a batch says little about the whole set
     for start in range(0, len(files), batch):
         some = slice(start, start + batch)
@@ -183,8 +181,6 @@ def _others(
     site: Checked, path: Path, shape: tuple[int, ...], batch: int, form: Form
 ) -> Iterator[Batch]:
     _check(f"{path} holds", site.describe("target").shape, shape)
-    channels, height, width = shape if len(shape) == 3 else (0, 0, 0)
-    form = replace(form, channels=channels, size=height if height == width else 0)
     examples, start = site.target(form, None), 0
     for rows in examples.x.split(batch):
         names = [str(start + i) for i in range(len(rows))]

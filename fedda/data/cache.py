@@ -5,7 +5,8 @@ as JSON, and a trailer with its shape and a checksum. Its name is a digest of wh
 from: the content of every file or array row in order, the form, and the versions of Pillow and of
 this layout. Names and dates of files do not matter, so an entry is never used for other examples,
 and a copied folder finds it. Every entry is read once and checked before it is used; one that is
-damaged, or was interrupted, is made again.
+damaged, or was interrupted, is made again. What is read of it is a tensor that stays in the file
+(`Stored`).
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import hashlib
 import json
 import logging
 import math
+import mmap
 import os
 import shutil
 import struct
@@ -20,33 +22,34 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import PIL
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from fedda.data.sets import DIGEST
-from fedda.data.stored import Stored
 from fedda.errors import ConfigError, DataError, reason
 from fedda.files import clear_partial, keep_newest, keeping
 from fedda.ops import system
 
 logger = logging.getLogger("fedda.data")
 
-Mode = Literal["auto", "memory", "disk"]
 Notice = Callable[[str], object]
-Rows = Iterable[np.ndarray]
 
 LARGE = 10**9  # bytes of decoded examples from which `auto` keeps them on disk
 KEPT = 4  # entries: training and test images, for two runs of different forms
 
+DIGEST = 16  # bytes of a digest of an example
 _LAYOUT = 2
 _MAGIC = {4: b"fedda-u8", 2: b"fedda-f4"}  # images (N, channels, H, W); vectors (N, d)
 _TRAILER = struct.Struct("<8s4QQ")  # magic, N, channels, H, W (or N, d, 0, 0), crc32 of the values
 _PIECE = 1 << 24  # bytes read at a time to check an entry
 _ENDING = ".images"
+_MOST_MAPPED = 1 << 26  # bytes read before the file's pages are given back to the system
+
+_aten = torch.ops.aten
 
 
 class Cache:
@@ -79,7 +82,11 @@ class Cache:
         return self._always or is_large(shape)
 
     def get(
-        self, key: str, shape: tuple[int, ...], read: Callable[[Notice], Rows], notice: Notice
+        self,
+        key: str,
+        shape: tuple[int, ...],
+        read: Callable[[Notice], Iterable[np.ndarray]],
+        notice: Notice,
     ) -> Tensor:
         """The examples of an entry, which is made if there is no sound one.
 
@@ -116,7 +123,7 @@ class Cache:
         return Stored.whole(path, shape, _dtype(shape))
 
     def _make(
-        self, key: str, shape: tuple[int, ...], examples: Rows, said: Sequence[str]
+        self, key: str, shape: tuple[int, ...], examples: Iterable[np.ndarray], said: Sequence[str]
     ) -> Tensor:
         path, size = self._path(key), _size(shape)
         try:
@@ -206,3 +213,158 @@ def _wrong(path: Path, shape: tuple[int, ...]) -> str:
     if tuple(its) != _stated(shape):
         return "it was made for examples of another shape"
     return "" if stated == checksum else "its checksum is wrong"
+
+
+class Rows:
+    """A file that begins with N rows of numbers, read through a memory map.
+
+    What was read is given back to the system every 64 MB, which may keep it in its file cache, so
+    the process stays small however large the file is.
+
+    Args:
+        path: the file; it may be deleted while it is open.
+        shape: (N, ...) of its numbers.
+        dtype: their type, uint8 or float32.
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
+    ) -> None:
+        self.shape, self.dtype = shape, dtype
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        n, *one = shape
+        count = n * int(np.prod(one))
+        kind = np.uint8 if dtype == torch.uint8 else np.float32
+        self._rows = np.frombuffer(self._map, kind, count).reshape(n, -1)
+        self._mapped = 0
+
+    def read(self, chosen: np.ndarray) -> Tensor:
+        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
+        found = torch.from_numpy(self._rows[chosen]).reshape(len(chosen), *self.shape[1:])
+        self._mapped += found.nbytes
+        if self._mapped > _MOST_MAPPED:
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._mapped = 0
+        return found
+
+
+class ChangedRows:
+    """Rows of a file that become others whenever they are read.
+
+    Args:
+        rows: as they are.
+        change: takes some (n, ...) and gives as many, each of which depends on its own row alone.
+    """
+
+    def __init__(self, rows: "Rows | ChangedRows", change: Callable[[Tensor], Tensor]) -> None:
+        self._rows, self._change = rows, change
+        one = self.read(np.arange(1))
+        self.shape, self.dtype = (rows.shape[0], *one.shape[1:]), one.dtype
+
+    def read(self, chosen: np.ndarray) -> Tensor:
+        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
+        return self._change(self._rows.read(chosen))
+
+
+class Stored(Tensor):
+    """uint8 or float32 (n, ...): some rows of a file, in an order.
+
+    `x[indices]` and `x[i]` read rows into memory; `x[a:b]`, `x.split(n)` and `x.take_rows(indices)`
+    choose rows and read nothing. Every other operation reads all chosen rows first, so its result
+    is that of an ordinary tensor.
+    """
+
+    _rows: Rows | ChangedRows
+    _order: np.ndarray
+
+    @staticmethod
+    def __new__(cls, rows: Rows | ChangedRows, order: np.ndarray) -> "Stored":
+        shape = (len(order), *rows.shape[1:])
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype)  # type: ignore[attr-defined]
+        made._rows, made._order = rows, order
+        return made
+
+    @classmethod
+    def whole(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Self:
+        """All rows of a file, in their order."""
+        return cls(Rows(path, shape, dtype), np.arange(shape[0]))
+
+    def take_rows(self, chosen: Tensor) -> "Stored":
+        """The rows at some indices, in that order, without reading them."""
+        return Stored(self._rows, self._order[chosen.numpy()])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Stored":
+        """The same rows, of which each becomes another when it is read (`ChangedRows`)."""
+        return Stored(ChangedRows(self._rows, change), self._order)
+
+    def read(self) -> Tensor:
+        """All chosen rows, in memory."""
+        return self._rows.read(self._order)
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        """All chosen rows as an array in memory."""
+        return self.read().numpy(force=force)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Stored({tuple(self.shape)})"  # never the values: a repr ends up in logs
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        x, *more = args
+        if isinstance(x, Stored) and not kwargs:
+            lazy = _LAZY.get(func)
+            found = lazy(x, *more) if lazy else NotImplemented
+            if found is not NotImplemented:
+                return found
+
+        def in_memory(value: Any) -> Any:
+            return value.read() if isinstance(value, Stored) else value
+
+        return func(*tree_map(in_memory, args), **tree_map(in_memory, kwargs or {}))
+
+
+def _index(x: Stored, indices: list[Tensor | None]) -> Any:
+    first = indices[0]
+    if len(indices) != 1 or first is None or first.ndim != 1:
+        return NotImplemented
+    if first.dtype == torch.bool and len(first) != len(x):
+        return NotImplemented
+    return x._rows.read(x._order[first.cpu().numpy()])
+
+
+def _index_select(x: Stored, dim: int, index: Tensor) -> Any:
+    return _index(x, [index]) if dim == 0 and index.ndim == 1 else NotImplemented
+
+
+def _select(x: Stored, dim: int, index: int) -> Any:
+    return x._rows.read(x._order[[index]])[0] if dim == 0 else NotImplemented
+
+
+def _slice(
+    x: Stored, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Any:
+    return Stored(x._rows, x._order[start:end:step]) if dim == 0 else NotImplemented
+
+
+def _split(x: Stored, size: int, dim: int = 0) -> Any:
+    if dim != 0:
+        return NotImplemented
+    return [Stored(x._rows, x._order[i : i + size]) for i in range(0, max(len(x), 1), size)]
+
+
+_LAZY: dict[Any, Any] = {
+    _aten.index.Tensor: _index,
+    _aten.index_select.default: _index_select,
+    _aten.select.int: _select,
+    _aten.slice.Tensor: _slice,
+    _aten.split.Tensor: _split,
+    _aten.detach.default: lambda x: x,
+}
+
+
+def take_rows(x: Tensor, chosen: Tensor) -> Tensor:
+    """The rows of a tensor at some indices; those of a stored one stay in its file."""
+    return x.take_rows(chosen) if isinstance(x, Stored) else x[chosen]

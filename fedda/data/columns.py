@@ -1,7 +1,7 @@
 """The columns of a table's files: CSV, parquet, and Arrow as `datasets` saves it.
 
 Where a table calls a column otherwise, a site says how (`Reading.named`): all functions here take
-and give fedda's names. Which files are a table, `table_files` says.
+and give fedda's names. Which files are a table, `which_files` says.
 """
 
 import csv

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from fedda.data import named_files, naming
+from fedda.data import naming
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sound, survey
 from fedda.data.samples import EXTENSIONS, is_dicom, volumes
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
-from fedda.data.table_files import csvs
+from fedda.data.which_files import Inside, unread
 from fedda.errors import DataError, reason
 
 _CLUTTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
@@ -114,8 +113,8 @@ class ImageFolder:
             names = dict.fromkeys((self._train.name, self._test.name))
             used = " and ".join(f"{each}/" for each in names)
             self._warn_passed_over(self.path, unused, f"folders beside {used}")
-        if unread := named_files.unread(self.path, csvs(self.path)):
-            self.warnings.append(f"{unread}, or what it says is passed over")
+        if table := unread(self.path):
+            self.warnings.append(f"{table}, or what it says is passed over")
         found = self._survey(train, _flat(test)[0])
         self.warnings += odd_classes(counts)
         return Description(
@@ -155,7 +154,7 @@ class ImageFolder:
                 f"{self.path} has a folder test/ but no train/: move the class folders to "
                 f"train/ in it"
             )
-        if self._train == self.path and (odd := named_files.unread(self.path, csvs(self.path))):
+        if self._train == self.path and (odd := unread(self.path)):
             raise DataError(odd)
         inside = listing(self._train, self._inside)
         if inside.images and not inside.folders:

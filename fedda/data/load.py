@@ -6,24 +6,22 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, TypeVar, Unpack, get_args
+from typing import TypedDict, Unpack, get_args
 
 from fedda import __version__
 from fedda.data import number_table
 from fedda.data.array_file import ArrayFile, readers
-from fedda.data.cache import Cache
+from fedda.data.cache import DIGEST, Cache
 from fedda.data.columns import IMAGES, headings
 from fedda.data.file_lists import lists_of
 from fedda.data.form import AS_IT_IS, Form, Reading, Resize
-from fedda.data.gaps import empty_columns
 from fedda.data.image_folder import ImageFolder
-from fedda.data.inside import Inside
 from fedda.data.naming import listed
 from fedda.data.odd_values import SCALE
-from fedda.data.own_columns import own_columns
+from fedda.data.own_columns import empty_columns, own_columns
 from fedda.data.reader import Checked, added
 from fedda.data.sets import (
-    DIGEST,
+    AnySet,
     Description,
     Examples,
     Labelled,
@@ -33,12 +31,11 @@ from fedda.data.sets import (
     align,
 )
 from fedda.data.table import Table
-from fedda.data.table_files import FILES, parts_of
+from fedda.data.which_files import FILES, Inside, parts_of
 from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None
 Site = ArrayFile | Checked | ImageFolder | Table
-E = TypeVar("E", bound=Examples)
 
 logger = logging.getLogger("fedda.data")
 
@@ -120,8 +117,8 @@ def _opened(path: str | Path, how: How) -> tuple[Site, Form, Reading]:
 
 
 def _own(
-    site: Site, found: E, reading: Reading, notice: Notice, train: Examples | None = None
-) -> E:
+    site: Site, found: AnySet, reading: Reading, notice: Notice, train: Examples | None = None
+) -> AnySet:
     """The examples as a run wants them of vectors: filled and scaled by the site's training part.
 
     Args:

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import decompression_limits, naming, npy, sparse
+from fedda.data import decompression_limits, naming, npy
 from fedda.data.categories import Coding, Texts, check_coded, listed_as
-from fedda.data.gaps import Gaps, gaps_of
 from fedda.data.naming import listed
+from fedda.data.own_columns import Gaps, gaps_of
 from fedda.errors import DataError
 
 _PIECES = ("data", "indices", "indptr", "shape")
@@ -323,14 +323,17 @@ class Npz:
                 with np.errstate(over="ignore"):  # too large for float32 is inf: refused later
                     yield torch.from_numpy(np.ascontiguousarray(vectors, dtype=np.float32))
             return
+        from scipy.sparse import csr_array  # it takes half a second
+
         data, indices, indptr = self._csr(x, n, d)
         many = npy.at_a_time((n, d), 4, batch)
         for i in range(0, n, many):
             some = indptr[i : i + many + 1]
             inside = slice(int(some[0]), int(some[-1]))
             with np.errstate(over="ignore"):
-                dense = sparse.densify(data[inside], indices[inside], some, len(some) - 1, d)
-            yield torch.from_numpy(dense)
+                values = data[inside].astype(np.float32)
+            pieces = values, indices[inside].astype(np.int64), some.astype(np.int64) - inside.start
+            yield torch.from_numpy(csr_array(pieces, shape=(len(some) - 1, d)).toarray())
 
     def _finite(self, x: str, found: Iterator[Tensor]) -> Iterator[Tensor]:
         """The vectors, if none is infinite; else those that are are counted and refused."""
@@ -377,7 +380,7 @@ class Npz:
         for name in names:
             self._header(name)  # refuses Python objects, before any is read
         data, indices, indptr = map(self._array, names)
-        if wrong := sparse.mismatch(data, indices, indptr, n, d):
+        if wrong := npy.mismatch(data, indices, indptr, n, d):
             raise DataError(
                 f"the CSR pieces of {x} in {self.path} do not fit together: {wrong}; write the "
                 f"attributes data, indices, indptr and shape of one scipy.sparse.csr_matrix"

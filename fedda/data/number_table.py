@@ -31,12 +31,10 @@ from fedda.data import columns, naming, npy
 from fedda.data.categories import IMAGE_ENDINGS, ColumnCells, Texts, number, taken
 from fedda.data.columns import IMAGES, KEYS, headings, samples_of
 from fedda.data.form import Reading
-from fedda.data.inside import Inside
-from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed, plain
 from fedda.data.npz import Npz
 from fedda.data.odd_values import OddColumns
-from fedda.data.table_files import FILES, SPLITS, parts_of
+from fedda.data.which_files import FILES, SPLITS, Inside, NamedFiles, parts_of
 from fedda.errors import DataError
 
 _SPECTRUM = 8  # columns of which names that are numbers and rise are wavelengths or the like
@@ -112,7 +110,10 @@ class NumberTable(Npz):
         after = {part: f"_{part}" if part else "" for part in self._parts}
         self.keys = tuple(f"x{end}" for end in after.values())
         self.keys += tuple(f"y{end}" for end in after.values() if "label" in there)
-        self._labels = cache(self._read_labels)
+        # the labels of a split, as texts
+        self._labels = cache(
+            lambda y: naming.names(self._chosen(y, _label_column(*self._state)), path)
+        )
 
     def _named(self) -> tuple[str, ...]:
         return self._names
@@ -202,10 +203,6 @@ class NumberTable(Npz):
             return []
         found = columns.parts(self.path, (name,), self._reading_of)
         return [str(v or "") for v in self._chosen(x, (v for some in found for v in some[name]))]
-
-    def _read_labels(self, y: str) -> list[str]:
-        """The label of each row of a split, as a text."""
-        return naming.names(self._chosen(y, _label_column(*self._state)), self.path)
 
     def _splits(self) -> dict[str, int | None]:
         """The splits, each with its place among those of the outline."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data.depth import Brightness, Light
 from fedda.data.naming import listed
+from fedda.data.samples import Brightness, Light
 
 LEAST = 40  # values, of which it means something that no two are the same
 FAR = 100  # a column whose values are so many times the others' is of another scale

@@ -1,4 +1,6 @@
-"""What a site does to its vectors by itself: `input.missing` fills gaps, `input.window=own` scales.
+"""Gaps in a site's vectors, what is said of them, and what the site does to its vectors by itself.
+
+`input.missing` fills gaps, `input.window=own` scales.
 
     x           (N, d)  vectors; a gap is NaN
     middle      (d,)    what fills a column's gaps: its mean or median at the site, 0 if it has none
@@ -17,21 +19,87 @@ of a column for all sites (`Reading.scales`), these scale it, and only gaps are 
 own.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedda.data.cache import Stored
 from fedda.data.form import Reading
-from fedda.data.gaps import CHUNK, Gaps, gaps_of
-from fedda.data.sets import Examples, refused_gaps
-from fedda.data.stored import Stored
+from fedda.data.naming import listed
+from fedda.data.sets import FILLING, AnySet, refused_gaps
 from fedda.errors import DataError
 
-E = TypeVar("E", bound=Examples)
+CHUNK = 65_536  # vectors at a time
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Where values are missing in some vectors."""
+
+    rows: int  # how many vectors have a gap
+    of: int  # how many there are
+    seen: Tensor  # values of each column, without the gaps, (d,)
+
+    @classmethod
+    def none(cls, d: int) -> "Gaps":
+        """Those of no vectors."""
+        return cls(0, 0, torch.zeros(d, dtype=torch.int64))
+
+    def __add__(self, other: "Gaps") -> "Gaps":
+        return Gaps(self.rows + other.rows, self.of + other.of, self.seen + other.seen)
+
+    @property
+    def columns(self) -> list[int]:
+        """The columns with gaps."""
+        return (self.seen < self.of).nonzero().flatten().tolist()
+
+    @property
+    def empty(self) -> list[int]:
+        """The columns without a value."""
+        return (self.seen == 0).nonzero().flatten().tolist() if self.of else []
+
+
+def gaps_of(x: Tensor) -> Gaps:
+    """The gaps of vectors (N, d)."""
+    found = Gaps.none(x.shape[1])
+    for some in x.split(CHUNK):
+        missing = some.isnan()
+        seen = len(some) - missing.sum(dim=0)
+        found += Gaps(int(missing.any(dim=1).sum()), len(some), seen)
+    return found
+
+
+def warnings_of(train: Gaps, test: Gaps, names: Sequence[str]) -> list[str]:
+    """Sentences about the gaps of a site's vectors, none if there are none."""
+    both = train + test
+    if not both.rows:
+        return []
+    said = [
+        f"{both.rows} of {both.of} rows have missing values (NaN), in "
+        f"{_called(both.columns, names)}: runs refuse them, unless they are given {FILLING}"
+    ]
+    return [*said, *filter(None, [empty_columns(train, names)])]
+
+
+def empty_columns(train: Gaps, names: Sequence[str]) -> str:
+    """A sentence about columns of which training vectors have no value; empty without any."""
+    return (
+        f"no training row has a value in {_called(train.empty, names)}: a run that fills gaps has "
+        "0 there, after any scaling"
+        if train.empty
+        else ""
+    )
+
+
+def _called(columns: Sequence[int], names: Sequence[str]) -> str:
+    """Columns by name; where these are numbers, it is said how they count."""
+    its = [names[i] for i in columns]
+    one, count = len(its) == 1, " (counted from 0)" if names[0] == "0" else ""
+    return f"the column{'' if one else 's'} {listed(its, 12)}{count}"
+
 
 CELLS = 1 << 22  # values that are copied at a time
 LEAST = 40  # vectors, of which a mean and a deviation say something
@@ -83,7 +151,7 @@ class OwnColumns:
         found = (filled - self.mean) / self.divisor
         return torch.cat([found, missing.float()], dim=1) if self._indicator else found
 
-    def of(self, examples: E, spare: bool = False) -> E:
+    def of(self, examples: AnySet, spare: bool = False) -> AnySet:
         """The same examples, filled and scaled.
 
         Args:

@@ -18,11 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from fedda import plugins
-from fedda.data import decompression_limits, depth, samples
-from fedda.data.cache import key_of
+from fedda.data import decompression_limits, samples
+from fedda.data.cache import DIGEST, key_of
 from fedda.data.form import Form, Resize, middle, scaled
 from fedda.data.naming import listed
-from fedda.data.sets import DIGEST, Labelled, Progress
+from fedda.data.sets import Labelled, Progress
 from fedda.errors import DataError, reason
 
 logger = logging.getLogger("fedda.data")
@@ -68,7 +68,7 @@ class Header(NamedTuple):
     channels: int  # 1 or 3
     bits: int  # of gray: 8 to 16, or 32 without a scale; 0 in DICOM
     # of DICOM: the values that are black and white where the run says nothing; None in colour
-    scale: depth.Window | None = None
+    scale: samples.Window | None = None
     own: bool = False  # whether the file says them itself
 
 
@@ -79,7 +79,7 @@ class ImageFile(Protocol):
         """Its size and how it is to be seen, without its pixels."""
         ...
 
-    def image(self, window: depth.Window | None) -> Image.Image:
+    def image(self, window: samples.Window | None) -> Image.Image:
         """The image, of 8 bits, gray or RGB; the window's ends become black and white."""
         ...
 
@@ -88,7 +88,7 @@ class Decoded(NamedTuple):
     """Pixels uint8 (channels, H, W), and how bright they were before they were resized."""
 
     pixels: np.ndarray
-    light: depth.Light
+    light: samples.Light
 
 
 class Survey(NamedTuple):
@@ -97,13 +97,13 @@ class Survey(NamedTuple):
     sizes: dict[tuple[int, int], Path | Encoded]
     channels: dict[int, Path | Encoded]
     bits: dict[int, Path | Encoded]
-    scales: dict[tuple[depth.Window, bool], Path | Encoded]
+    scales: dict[tuple[samples.Window, bool], Path | Encoded]
 
-    def gray(self, gray: depth.Gray) -> str:
+    def gray(self, gray: samples.Gray) -> str:
         """How gray of more than 8 bits is read, in words."""
         own = any(said for _, said in self.scales)
         scales = [scale for scale, said in self.scales if said == own]
-        return depth.in_words({*self.bits} - {0}, gray, scales, own)
+        return samples.in_words({*self.bits} - {0}, gray, scales, own)
 
     @property
     def needs_window(self) -> bool:
@@ -169,7 +169,7 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
             resize=form.resize,
             gray=form.gray,
         )
-        seen = depth.Brightness()
+        seen = samples.Brightness()
         for i, (image, light) in enumerate(_each(decode, files)):
             seen.add(light)
             if image.shape != shape[1:]:  # decoded, it has another size than its header says
@@ -204,7 +204,7 @@ def labelled(
     return Labelled(read_images(files, form, progress), y, classes)
 
 
-def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
+def broken(files: Sequence[Path | Encoded], gray: samples.Gray) -> list[str]:
     """Decode all files -> a sentence for each that cannot be read, in their order."""
 
     def fault(file: Path | Encoded) -> str:
@@ -220,7 +220,7 @@ def broken(files: Sequence[Path | Encoded], gray: depth.Gray) -> list[str]:
     return [text for text in _each(fault, files) if text]
 
 
-def sound(files: Sequence[Image_], gray: depth.Gray, where: Path) -> list[Image_]:
+def sound(files: Sequence[Image_], gray: samples.Gray, where: Path) -> list[Image_]:
     """The files that can be read, in their order; the log says once which others are left out.
 
     Raises:
@@ -244,7 +244,7 @@ def sound(files: Sequence[Image_], gray: depth.Gray, where: Path) -> list[Image_
 
 
 @lru_cache(maxsize=1 << 20)
-def _fault(file: Path, size: int, changed: int, gray: depth.Gray) -> str:
+def _fault(file: Path, size: int, changed: int, gray: samples.Gray) -> str:
     """What is wrong with a file, which is decoded once unless its size or time changes."""
     return "".join(broken([file], gray))
 
@@ -322,7 +322,7 @@ def _header(file: Path | Encoded) -> Header:
 
 
 def _pixels(
-    file: Path | Encoded, channels: int, size: int, resize: Resize, gray: depth.Gray
+    file: Path | Encoded, channels: int, size: int, resize: Resize, gray: samples.Gray
 ) -> Decoded:
     """Decode one file and turn it upright."""
     mode, light, turn = "L" if channels == 1 else "RGB", None, None
@@ -341,14 +341,14 @@ def _pixels(
 
 
 def _of_8_bits(
-    image: Image.Image, file: Path | Encoded, gray: depth.Gray
-) -> tuple[Image.Image, depth.Light | None]:
+    image: Image.Image, file: Path | Encoded, gray: samples.Gray
+) -> tuple[Image.Image, samples.Light | None]:
     """An image on white, of 8 bits, and how bright it was if it had more."""
     deep = samples.deep(image)
     if deep is not None:
-        image, light = depth.shallow(deep, file, gray)
+        image, light = samples.shallow(deep, file, gray)
         return on_white(image), light
-    if samples.is_cut(image) and gray != depth.AS_STORED:
+    if samples.is_cut(image) and gray != samples.AS_STORED:
         raise DataError(
             f"{file} has 16 bits of each colour, or transparency beside 16 bits of gray, to which "
             f"--gray-bits and a window do not apply: convert it to 8 bits, or to gray alone"
@@ -361,11 +361,11 @@ def _of_8_bits(
     return on_white(image), None
 
 
-def _light(image: Image.Image) -> depth.Light:
+def _light(image: Image.Image) -> samples.Light:
     """How bright an image of 8 bits is."""
     found: Any = image.getextrema()
     pairs = found if isinstance(found[0], tuple) else (found,)
-    return depth.Light(min(low for low, _ in pairs), max(high for _, high in pairs), 255)
+    return samples.Light(min(low for low, _ in pairs), max(high for _, high in pairs), 255)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -21,10 +21,9 @@ import torch
 
 from fedda import plugins
 from fedda.data import naming
-from fedda.data.form import Form
+from fedda.data.form import Form, conform
 from fedda.data.odd_values import Values
-from fedda.data.sets import Description, Examples, Labelled, Progress, Role, Unlabelled
-from fedda.data.unify import AnySet, conform
+from fedda.data.sets import AnySet, Description, Examples, Labelled, Progress, Role, Unlabelled
 from fedda.errors import DataError, FeddaError
 
 logger = logging.getLogger("fedda.data")

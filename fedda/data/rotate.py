@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedda.data.form import AS_IT_IS, Reading
+from fedda.data.form import AS_IT_IS, CHUNK, Reading
 from fedda.data.load import describe, load_evaluation, load_source, load_target
 from fedda.data.naming import listed
 from fedda.data.sets import Labelled, Role, Unlabelled
-from fedda.data.unify import CHUNK
 from fedda.errors import ConfigError, DataError
 from fedda.files import filling
 

@@ -3,7 +3,7 @@
 `Unlabelled` has no field for labels, so no code can read a target's by mistake.
 
 Images are uint8 (N, channels, H, W) and become float32 / 255 per batch; vectors are float32 (N, d).
-Those of a large set may stay in a file (`fedda.data.stored`): index them, or go through them by
+Those of a large set may stay in a file (`fedda.data.cache`): index them, or go through them by
 `split`, since other operations read them all.
 """
 
@@ -11,22 +11,21 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedda.config.inputs import REFUSE, Missing
+from fedda.data.cache import DIGEST, take_rows
 from fedda.data.categories import check_coded, check_listed
-from fedda.data.depth import NEEDS_WINDOW
 from fedda.data.naming import listed, plain
-from fedda.data.stored import take_rows
+from fedda.data.samples import NEEDS_WINDOW
 from fedda.errors import ConfigError, DataError
 from fedda.wire import Role
 
 Kind = Literal["image", "vector"]
 Progress = Callable[[int, int], None]  # images read so far, images in all
-DIGEST = 16  # bytes
 FILLING = "-c input.missing=mean, median or indicator"  # how runs take vectors with gaps
 UNEVEN = 10  # the largest class may be so many times the smallest before `check` warns
 _SOME = 64  # examples read at a time
@@ -65,6 +64,9 @@ class Examples:
             for some in self.x.split(_SOME)  # they may lie in a file
             for one in some.contiguous().numpy()
         ]
+
+
+AnySet = TypeVar("AnySet", bound=Examples)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

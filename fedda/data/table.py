@@ -1,12 +1,12 @@
 """Tables of images: a CSV or parquet file with a row per image, also as Hugging Face writes them.
 
-    path    an image file in the table's folder (`fedda.data.named_files` says how it is found);
+    path    an image file in the table's folder (`fedda.data.which_files` says how it is found);
     image   the same, or in parquet the image file's bytes, also in a struct with a field `bytes`
     label   the class: a text, or a number that Hugging Face's metadata names (`fedda.data.naming`)
     split   optional: train or test; without it all rows are training images
     id      optional, or key: what predictions call the row beside its number
 
-`fedda.data.columns` says when a folder is such a table. Columns may have other names
+`fedda.data.which_files` says when a folder is such a table. Columns may have other names
 (`Reading.columns`), and further ones are not read. Of a target's training images no label is used.
 With `Reading.follow_links` images may lie anywhere, also by absolute paths.
 
@@ -26,13 +26,11 @@ from typing import Any, NamedTuple
 from fedda.data import naming
 from fedda.data.columns import IMAGES, KEYS, Columns, headings, read
 from fedda.data.form import AS_IT_IS, Form, Reading
-from fedda.data.inside import Inside
-from fedda.data.named_files import NamedFiles
 from fedda.data.naming import listed
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, sound, survey
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
-from fedda.data.table_files import MANIFEST, SPLITS, others, parts_of
+from fedda.data.which_files import MANIFEST, SPLITS, Inside, NamedFiles, others, parts_of
 from fedda.errors import DataError
 from fedda.files import place
 

@@ -20,10 +20,9 @@ import numpy as np
 from PIL import Image
 
 from fedda.data import decompression_limits
-from fedda.data.depth import Window, to_bytes
 from fedda.data.optional import needed
 from fedda.data.pixels import Header
-from fedda.data.samples import DICOM, EXTENSIONS, is_dicom
+from fedda.data.samples import DICOM, EXTENSIONS, Window, is_dicom, to_bytes
 from fedda.errors import DataError, reason
 
 _LOOK = (

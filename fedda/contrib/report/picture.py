@@ -82,7 +82,8 @@ def text(text: str) -> str:
 def _scores(axes: Axes, results: read.Results) -> None:
     shown = read.measure(results)
     heading, label, number, factor, span = _AXES[shown]
-    for i, (method, trainings) in enumerate(_own_first(results)):
+    own_first = sorted(results["trainings"].items(), key=lambda item: item[0] != results["method"])
+    for i, (method, trainings) in enumerate(own_first):
         colour, style = METHODS[i % len(METHODS)], _STYLES[i % len(_STYLES)]
         series = _series([t["rounds"] for t in trainings], shown, factor)
         if not series:
@@ -120,10 +121,6 @@ def _scores(axes: Axes, results: read.Results) -> None:
         fontsize=9,
         borderpad=0,
     )
-
-
-def _own_first(results: read.Results) -> list[tuple[str, list[dict[str, Any]]]]:
-    return sorted(results["trainings"].items(), key=lambda item: item[0] != results["method"])
 
 
 def _series(histories: list[list[dict[str, Any]]], key: str, factor: float) -> Series:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.io import savemat
+from scipy.sparse import csr_array
 
 from fedda import data
 from fedda.contrib.benchmarks import reviews
@@ -22,7 +23,6 @@ from fedda.contrib.benchmarks.digit_five import pixels
 from fedda.contrib.benchmarks.registry import BENCHMARKS, import_benchmark
 from fedda.contrib.benchmarks.spectrograms import mel_bank, to_bytes
 from fedda.contrib.benchmarks.splits import stratified
-from fedda.data.sparse import densify
 from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig
 from server.journal import Journal
@@ -207,9 +207,8 @@ def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> Non
         found = arrays(out / domain)
         numbers = []
         for split in ("train", "test"):
-            pieces = [found[f"x_{split}_{piece}"] for piece in ("data", "indices", "indptr")]
-            n, d = found[f"x_{split}_shape"].tolist()
-            x = densify(pieces[0], pieces[1], pieces[2], n, d)
+            pieces = tuple(found[f"x_{split}_{piece}"] for piece in ("data", "indices", "indptr"))
+            x = csr_array(pieces, shape=found[f"x_{split}_shape"].tolist()).toarray()
             number = x[:, 0].astype(int) - 1
             of = 6 if split == "test" and layout.startswith("svm") else 12
             assert (x == make.counts(of, 7, seed)[number, :5]).all()

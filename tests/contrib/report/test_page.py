@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from fedda.contrib.report.page import page, write
+from fedda.contrib.report.page.document import SCRIPT
 from fedda.contrib.report.page.html import e, text
 from fedda.contrib.report.page.noted import Noted, collect
-from fedda.contrib.report.page.script import SCRIPT
 from fedda.errors import RunError
 from fedda.results.read import load
 from tests.command_lines import call

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from fedda.results.read import human
 
-from .html import Html, e, join
+from .html import NOTHING, Html, e, grid, join, look, note, section, table
 from .line import Curve, Scale, chart
-from .parts import NOTHING, grid, look, note, section, table
 from .rounds import site_looks
 from .series import RunSeries
 

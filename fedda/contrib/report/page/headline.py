@@ -8,9 +8,8 @@ from fedda.results import read
 from fedda.results.remarks import remarks_on
 from fedda.results.terminal import scores, tests, untested
 
-from .html import Html, e, join
+from .html import Html, card, e, join, note, table
 from .line import Scale
-from .parts import card, note, table
 from .series import RunSeries
 
 SCALES = {
@@ -23,11 +22,6 @@ NAMES = {
     "infomax": "infomax: no labelled tests",
     "loss": "training loss: nothing was tested",
 }
-
-
-def headline(run: RunSeries) -> Html:
-    """Make the title and the numbers under it."""
-    return join(e("h1", f"{run.title(run.own)} on {run.target}"), numbers(run))
 
 
 def numbers(run: RunSeries) -> Html:

@@ -1,25 +1,173 @@
 """The live page: who is there, who trains, how far the run is, and the report of what there is."""
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from fedda.errors import RunError, typed
-from fedda.results.read import ABOUT, RESULTS, load, noted
-from fedda.results.snapshot import RunNow, Snapshot
+from fedda.results.progress import clock, waits
+from fedda.results.read import ABOUT, RESULTS, counted, duration, human, load, noted
+from fedda.results.snapshot import RunNow, SiteNow, Snapshot
 from fedda.results.sofar import results
-from fedda.results.story import JournalReader, Story, settings_of
+from fedda.results.story import DONE, FAILED, WAITS, JournalReader, Story, settings_of
 
+from .document import SCRIPT as TOOLS
+from .document import allowed, document
 from .headline import numbers
-from .html import Html, e
+from .html import NOTHING, Html, card, e, note, section, table
 from .noted import Noted
-from .now import ended, now
-from .page import document, parts
-from .parts import note, section
-from .script import SCRIPT as TOOLS
-from .script import allowed
+from .page import parts
 from .series import RunSeries as Shown
+
+MOST_SITES, MOST_RUNS, MOST_TROUBLES = 200, 12, 5
+
+
+def now(
+    snapshot: Snapshot, run: RunNow | None, story: Story, names: Mapping[int, str], which: str
+) -> list[Html | None]:
+    """Make the first screen: the state in words, cards, sites, the last troubles, other runs."""
+    return [
+        e("h1", _title(run, story, which)),
+        e("p", sentence(run, story), class_="sub"),
+        e("div", *_cards(snapshot, run, story), class_="cards") if run else None,
+        progress(story) if run else None,
+        section("now", "Sites now", *_sites(snapshot, run, story, names)),
+        _troubles(story),
+        _runs(snapshot, run),
+    ]
+
+
+def _title(run: RunNow | None, story: Story, which: str) -> str:
+    if run is None:
+        return f"The server knows no run {which}" if which else "No run has begun"
+    on = f" on {', '.join(story.targets)}" if story.targets else ""
+    trains = story.current[0] if story.current else run.method
+    return f"{run.name}: {run.method}{on}" + f", now its baseline {trains}" * (trains != run.method)
+
+
+def sentence(run: RunNow | None, story: Story) -> str:
+    """Say in words where the run is."""
+    if run is None:
+        return "The sites below are registered. A run begins with: fedda run METHOD --server DIR"
+    if state := ended(run, story):
+        return f"The run has {state}." + (f" {story.why}" if story.why else "")
+    if story.awaited:
+        text = waits(story, story.last)
+        return f"{text[0].upper()}{text[1:]}."
+    if story.current is None:
+        return f"The run is {story.state}{' for sites' * (story.state == WAITS)}."
+    method, seed, target = story.current
+    which, of = story.place
+    where = f" on {target}" if target else ""
+    training = f", training {which} of {of}" if of > 1 else ""
+    return (
+        f"Training {method}{where}, seed {seed}{training}: round {story.round} of {story.rounds}."
+    )
+
+
+def ended(run: RunNow, story: Story) -> str:
+    """How a run ended: finished, failed or been stopped; empty while it goes on."""
+    if story.state == DONE:
+        return "finished"
+    if run.ending == "stopped" or story.stopped:
+        return "been stopped"
+    return "failed" if story.state == FAILED or run.ended else ""
+
+
+def _cards(snapshot: Snapshot, run: RunNow, story: Story) -> list[Html]:
+    online = sum(site.online for site in snapshot.sites)
+    newest, total = story.newest, sum(story.bytes().values())
+    seconds = story.per_round
+
+    cards = [
+        card(
+            "Round",
+            e("span", f"{story.round:,}", e("small", f" of {story.rounds:,}")),
+            NOTHING if seconds is None else f"{seconds:.1f} s per round",
+            "card main",
+        )
+    ]
+    if state := ended(run, story):
+        cards.append(card("Run", state, f"after {duration(story.last - story.began)}"))
+    else:
+        left = NOTHING if story.left is None else clock(story.left)
+        cards.append(card("Left, estimated", left, "for all trainings of the run"))
+    if "accuracy" in newest:
+        cards.append(card("Accuracy", f"{100 * newest['accuracy']:.1f} %", "of the newest round"))
+    elif "loss" in newest:
+        cards.append(card("Training loss", f"{newest['loss']:.3f}", "of the newest round"))
+    cards.append(card("Bytes so far", human(total), "arrays of all kinds, and scalars"))
+    cards.append(card("Sites reachable", f"{online:,}", f"of {len(snapshot.sites):,} registered"))
+    bad = e("span", f"{len(story.troubles):,}", class_="bad")
+    cards.append(card("Troubles", bad if story.troubles else "none", "of the run so far"))
+    return cards
+
+
+def progress(story: Story) -> Html | None:
+    """Make a bar over all trainings of the run; over this one if nobody knows the others."""
+    if story.current is None or not story.rounds:
+        return None
+    _, of = story.place
+    done, whole = sum(story.seen.values()) if of else story.round, story.rounds * (of or 1)
+    words = f"{done} of {whole} rounds"
+    return e("progress", words, max=whole, value=min(done, whole), aria_label="Rounds done")
+
+
+def _sites(
+    snapshot: Snapshot, run: RunNow | None, story: Story, names: Mapping[int, str]
+) -> list[Html]:
+    troubles = Counter(str(event.get("site", "")) for event in story.troubles)
+    shown = snapshot.sites[:MOST_SITES]
+    rows = []
+    for site in sorted(shown, key=lambda s: (not s.online, called(s, names))):
+        name = called(site, names)
+        rows.append(
+            [
+                name,
+                story.joined.get(name) or site.role or NOTHING,
+                e("span", "yes", class_="good") if site.online else e("span", "no", class_="bad"),
+                "yes" if name in story.joined else NOTHING,
+                site.working(run) or NOTHING,
+                f"{troubles[name]:,}",
+            ]
+        )
+    if not rows:
+        return [note("No site is registered. Admit one by: fedda keys sign NAME.pub --dir DIR")]
+    head = ["site", "role", "reachable", "in this run", "now", "troubles"]
+    made = table(head, rows, left=2, wrap=[0], label="Sites now", open_=len(rows) <= 15)
+    more = len(snapshot.sites) - len(shown)
+    return [made, *([note(f"{counted(more, 'more site')} not shown.")] if more else [])]
+
+
+def called(site: SiteNow, names: Mapping[int, str]) -> str:
+    """A site's name: as the run knows it, or as the server does."""
+    return names.get(site.node) or site.called
+
+
+def _troubles(story: Story) -> Html | None:
+    """The last troubles; all are further below."""
+    if not story.troubles:
+        return None
+    rows = [
+        [str(t.get("round", NOTHING)), str(t.get("site") or NOTHING), str(t.get("text", ""))]
+        for t in story.troubles[-MOST_TROUBLES:][::-1]
+    ]
+    made = table(["round", "site", "in words"], rows, left=3, wrap=[1, 2], label="Last troubles")
+    return section("last", "Last troubles", made)
+
+
+def _runs(snapshot: Snapshot, run: RunNow | None) -> Html | None:
+    others = [other for other in snapshot.runs if other is not run][:MOST_RUNS]
+    if not others:
+        return None
+    links = [
+        e("li", e("a", r.name, href=f"/live?run={r.number}"), f" ({r.ending or r.status})")
+        for r in others
+    ]
+    return section("runs", "Other runs", e("ul", *links))
+
 
 # Fetches this page again at each event, and puts its part `live` in the place of the old one.
 FOLLOWS = """

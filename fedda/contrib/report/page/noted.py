@@ -7,7 +7,7 @@ form, and only points, counts and class names reach the page.
 import glob
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -146,15 +146,11 @@ def _below(place: Path, results: Results) -> dict[tuple[str, str, str], Path]:
         for training in trainings:
             name = f"{results['name']}.{label_of(results, training, method)}"
             below = place.glob(f"*/notes/{glob.escape(name)}")
-            for folder in _existing([*below, place / "notes" / name]):
+            for folder in sorted(filter(Path.is_dir, [*below, place / "notes" / name])):
                 site = folder.parent.parent.name
                 if site in known:
                     folders[method, seed_of(results, training), site] = folder
     return folders
-
-
-def _existing(folders: Iterable[Path]) -> list[Path]:
-    return sorted(folder for folder in folders if folder.is_dir())
 
 
 def _confusion(path: Path) -> tuple[list[str], NDArray[np.int64]]:

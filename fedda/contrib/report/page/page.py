@@ -2,34 +2,23 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedda.contrib.audit.finding import Audits
 from fedda.contrib.audit.finding import collect as audits_of
 from fedda.files import writing
 from fedda.results.read import Results
 
-from .collaborators import collaborators
-from .conditions import doubts, events, settings, sites
-from .confusion import confusions
+from .conditions import collaborators, doubts, events, settings, sites
 from .costs import costs
-from .features import dictionary, features, last_step
-from .headline import headline
+from .document import document
+from .evidence import section_of
+from .headline import numbers
 from .html import Html, e
+from .inside import inside
 from .noted import Noted, collect
-from .parts import note, section
-from .recovered import section_of
 from .rounds import rounds
-from .script import SCRIPT, allowed
 from .series import RunSeries
-from .style import CSS
 
-# Nothing may be loaded, and only the page's own script may run, even if something slipped through
-# the escaping.
-POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed(SCRIPT)}; "
-    "base-uri 'none'; form-action 'none'"
-)
 NONE = Audits()
 PARTS = {
     "collaborators": "Collaborators",
@@ -69,29 +58,8 @@ def page(results: Results, noted: Noted, audited: Audits = NONE) -> str:
     """Return the whole document."""
     run = RunSeries(results)
     title = f"{run.short(run.own)} on {run.target}: {results['name']}"
-    return document(title, headline(run), *parts(run, noted, audited))
-
-
-def document(title: str, *content: Any, policy: str = POLICY, script: str = SCRIPT) -> str:
-    """Return a document.
-
-    Args:
-        title: for the browser's tab.
-        content: of the page.
-        policy: what the browser may load and run.
-        script: the text of the page's only script; the policy has to allow it.
-    """
-    head = e(
-        "head",
-        e("meta", charset="utf-8"),
-        e("meta", name="viewport", content="width=device-width,initial-scale=1"),
-        e("meta", http_equiv="Content-Security-Policy", content=policy),
-        e("meta", name="color-scheme", content="light dark"),
-        e("title", title),
-        e("style", Html(CSS)),
-    )
-    body = e("body", e("main", *content), e("script", Html(script)))
-    return f"<!doctype html>\n{e('html', head, body, lang='en')}\n"
+    heading = e("h1", f"{run.title(run.own)} on {run.target}")
+    return document(title, heading, numbers(run), *parts(run, noted, audited))
 
 
 def parts(run: RunSeries, noted: Noted, audited: Audits = NONE) -> list[Html | None]:
@@ -115,25 +83,3 @@ def parts(run: RunSeries, noted: Noted, audited: Audits = NONE) -> list[Html | N
         doubted,
         settings(run),
     ]
-
-
-def inside(run: RunSeries, noted: Noted) -> Html:
-    """Make the section of what never leaves a site, from the notes that are on this machine."""
-    matrices, clouds = confusions(run, noted), features(run, noted)
-    explained = dictionary(run, noted)
-    missing = None
-    if not (matrices or clouds):
-        missing = note(
-            "Not shown, because features and exact confusion matrices never leave a site. Each "
-            "site writes its own under its --state-dir; on a machine that holds such a folder, "
-            "add it with fedda report RUN --site DIR."
-        )
-    elif not matrices:
-        missing = note(
-            "No confusion matrix: it is in the target's notes, if it has labelled tests."
-        )
-    elif not clouds:
-        missing = note("No features: the notes have no features of the last round.")
-    problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
-    parts = [matrices, clouds, last_step(run, noted), explained, missing, *problems]
-    return section("inside", "Confusion and features", *parts)

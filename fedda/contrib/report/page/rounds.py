@@ -7,9 +7,8 @@ from dataclasses import replace
 from fedda.maths import schedule
 
 from .headline import SCALES
-from .html import Html, join
+from .html import Html, grid, join, look, section
 from .line import Curve, Scale, chart
-from .parts import grid, look, section
 from .series import RunSeries, Seeds, is_number
 
 PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)

@@ -1,4 +1,4 @@
-"""Which files of a site's folder are its table.
+"""Which files of a site are read: its table, the images that this names, and no file elsewhere.
 
 table.csv, table.parquet            a table of its own
 manifest.csv                        in a folder: the folder's table
@@ -10,21 +10,208 @@ labels.csv                          in a folder: the only one with the columns p
 state.json, *.arrow                 Dataset.save_to_disk of Hugging Face
 dataset_dict.json, <split>/         DatasetDict.save_to_disk: one such folder for each split
 
-A folder is looked at in this order.
+A folder is looked at in this order. A table names an image by a path from the table's folder, of a
+list also from the one above, or without the domain's name; or by the name of an image in any folder
+below, with its ending or without.
+
+Whoever made a folder or table may have put a link or a path into it that leads elsewhere, such as
+to another study's images, or a pipe, which nobody ends (`Inside`).
 """
 
 import json
+import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from stat import S_ISLNK, S_ISREG
 from typing import Any
 
-from fedda.data import file_lists
-from fedda.data.columns import IMAGES, headings
+from fedda.data.columns import IMAGES, headings, samples_of
+from fedda.data.file_lists import ENDING, lists_of
 from fedda.data.form import AS_IT_IS, Reading
-from fedda.data.inside import Inside
 from fedda.data.naming import listed
+from fedda.data.samples import EXTENSIONS, is_image
 from fedda.errors import DataError, reason
 from fedda.files import encoding
+
+
+class Inside:
+    """The folder that all files of a site lie in.
+
+    Args:
+        path: the site's data, a folder or a file in one.
+        follow: whether links and paths may lead out of it (`--follow-links`).
+    """
+
+    def __init__(self, path: Path, follow: bool = False) -> None:
+        self._folder = path if path.is_dir() else path.parent
+        self._real = os.path.realpath(self._folder)
+        self._follow = follow
+        self._known: dict[str, bool] = {}  # folders, and whether they lie in this one
+
+    def check(self, file: Path) -> None:
+        """Refuse what is no regular file of the folder; one that is missing fails when it is read.
+
+        Raises:
+            DataError: it is a pipe, a device or a folder, or lies elsewhere.
+        """
+        try:
+            kind = os.lstat(file).st_mode
+            if not self._follow and not self._holds(file, S_ISLNK(kind)):
+                raise self._elsewhere(file)
+            if S_ISLNK(kind):
+                kind = os.stat(file).st_mode
+        except (OSError, ValueError):
+            self.check_folder(file)
+            return
+        if not S_ISREG(kind):
+            raise DataError(
+                f"{self._name(file)} in {self._folder} is a pipe, a device or a folder, but a "
+                f"regular file is needed: remove it, or put the file itself there"
+            )
+
+    def within(self, file: Path) -> Path | None:
+        """Where a file lies in the folder, relative to it; None if it lies elsewhere."""
+        real = Path(os.path.realpath(file))
+        return real.relative_to(self._real) if real.is_relative_to(self._real) else None
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a folder that lies elsewhere.
+
+        Raises:
+            DataError: it does.
+        """
+        if not self._follow and not self._holds(folder, True):
+            raise self._elsewhere(folder)
+
+    def _holds(self, path: Path, whole: bool) -> bool:
+        """Whether a path lies in the folder; of one that is no link its own folder decides."""
+        place = str(path) if whole or path.name == ".." else str(path.parent)
+        if whole or place not in self._known:
+            real = os.path.realpath(place.replace("\0", "\ufffd"))
+            found = os.path.commonpath([real, self._real]) == self._real
+            if whole:
+                return found
+            self._known[place] = found
+        return self._known[place]
+
+    def _elsewhere(self, path: Path) -> DataError:
+        return DataError(
+            f"{self._name(path)} in {self._folder} leads out of this folder, by a link or as a "
+            f"path: copy what it means into the folder, or give --follow-links if you trust "
+            f"whoever made it"
+        )
+
+    def _name(self, path: Path) -> str:
+        return os.path.relpath(path, self._folder)
+
+
+_LABELS = ("label", "class", "classname", "category", "diagnosis", "dx", "target", "y")
+
+
+class NamedFiles:
+    """The image files of one table.
+
+    Args:
+        table: its file.
+        site: the file or folder that the site gave; nothing else is searched.
+    """
+
+    def __init__(self, table: Path, site: Path) -> None:
+        self._table = table
+        self._top = site if site.is_dir() else table.parent
+
+    def find(self, name: str) -> Path:
+        """The file of a name; where there is none, where it should be.
+
+        Raises:
+            DataError: it could be one image as well as another.
+        """
+        folder = self._table.parent
+        places = [folder / name]
+        if self._table.suffix == ENDING:  # the domain's folder may have another name
+            places += [folder.parent / name, folder / name.partition("/")[2]]
+        for place in places:
+            file = str(place).replace("\0", "\ufffd")
+            if os.path.lexists(file) and not os.path.isdir(file):
+                return place
+        return self._below(name) or self._table.parent / name
+
+    def knows(self, name: str) -> bool:
+        """Whether a text names an image of the table's folder."""
+        try:
+            found = self.find(name.strip()) if name.strip() else self._top
+        except DataError:
+            return True
+        return is_image(found) and found.is_file()
+
+    @cached_property
+    def advice(self) -> str:
+        """`--columns` with names for this table, as far as its headings and first row tell them."""
+        columns = samples_of(self._table)
+        ending = (c for c, value in columns.items() if Path(value).suffix.lower() in EXTENSIONS)
+        path = self._naming or next(ending, "COLUMN")
+        rest = [column for column in columns if column != path]
+        plain = {"".join(filter(str.isalnum, column.lower())): column for column in rest}
+        label = next((plain[name] for name in _LABELS if name in plain), "")
+        label = label or (rest[0] if len(rest) == 1 else "COLUMN")
+        return f"--columns path={path},label={label}"
+
+    @cached_property
+    def _naming(self) -> str:
+        """The first column that names an image of the table's folder in the first row, or none."""
+        columns = samples_of(self._table).items()
+        return next((column for column, value in columns if self.knows(value)), "")
+
+    @property
+    def names_images(self) -> bool:
+        """Whether a column of the table names images of its folder."""
+        return bool(self._naming)
+
+    def _below(self, name: str) -> Path | None:
+        """An image in the folders below, whose path ends in a name, with its ending or without."""
+        wanted = name.replace("\\", "/").strip("/")
+        base = wanted.rpartition("/")[2]
+        found = [
+            file
+            for file in self._by_name.get(base, ())
+            if f"/{file.as_posix()}".endswith(f"/{wanted}")
+            or f"/{file.with_suffix('').as_posix()}".endswith(f"/{wanted}")
+        ]
+        if len(found) > 1:
+            some = [os.path.relpath(file, self._top) for file in found]
+            raise DataError(
+                f"{self._table} names {name!r}, which could be {listed(some)}: write paths from "
+                f"the table's folder"
+            )
+        return found[0] if found else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Path]]:
+        """All images below, by their name and by it without its ending."""
+        found: dict[str, list[Path]] = {}
+        for folder, folders, files in os.walk(self._top):
+            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            for file in sorted(files):
+                stem, ending = os.path.splitext(file)
+                if ending.lower() in EXTENSIONS and not file.startswith("."):
+                    for name in (file, stem):
+                        found.setdefault(name, []).append(Path(folder) / file)
+        return found
+
+
+def unread(folder: Path) -> str:
+    """What to do about the first of a folder's tables that names its images but is not read."""
+    for table in csvs(folder):
+        places = NamedFiles(table, folder)
+        if places.names_images:
+            there = listed(headings(table), 12)
+            return (
+                f"{table} names images, but its columns ({there}) are not known: say which are "
+                f"meant with {places.advice}"
+            )
+    return ""
+
 
 MANIFEST = "manifest.csv"
 SPLITS = ("train", "test")
@@ -53,7 +240,7 @@ def parts_of(
     inside = inside or Inside(path)
     if path.is_file():
         return [(path, None)] if path.suffix.lower() in FILES else []
-    if lists := [] if (path / MANIFEST).is_file() else file_lists.lists_of(path):
+    if lists := [] if (path / MANIFEST).is_file() else lists_of(path):
         for file, _ in lists:
             if file.parent != path.absolute().parent:
                 inside.check(file)

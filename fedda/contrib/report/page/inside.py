@@ -1,4 +1,9 @@
-"""Features of all sites whose notes are on this machine, before and after, as points in 2D."""
+"""What never leaves a site, from the notes that are on this machine: confusion and features.
+
+A confusion matrix has a row for each true class and a column for each predicted one. Its exact
+counts are in the target's notes; what its last tests told of the classes, in tens, is in the
+results. Features are points in 2D, of all sites with notes, before and after.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +12,123 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedda.maths.embed import tsne
+from fedda.results.read import answers, in_tens
 
-from .html import Html, e, join, n
+from .html import COLOURS, Html, e, figure, folded, grid, join, legend, n, note, section, table
 from .noted import FIRST, LAST, Features, Noted
-from .parts import COLOURS, figure, grid, legend, note
 from .series import RunSeries
+
+CELLS = 20  # classes up to which the matrix is drawn with numbers
+TABLE = 60  # classes up to which all counts are in a table
+WORST = 6
+SHADES = 8
+
+Counts = NDArray[np.float64]
+
+
+def confusions(run: RunSeries, noted: Noted) -> Html | None:
+    """Draw a figure per method and target, for the last round."""
+    figures = [
+        _one(run, {} if which == "refined" else noted.confusions(m, t), m, t, which)
+        for m in run.methods
+        for t in run.targets
+        for which in ("last", "refined")
+    ]
+    return grid(*figures, pairs=True)
+
+
+def _one(
+    run: RunSeries,
+    by_seed: dict[str, tuple[list[str], NDArray[np.int64]]],
+    method: str,
+    target: str,
+    which: str,
+) -> Html | None:
+    tens = False
+    if not by_seed:
+        told = answers(run.results, method, which, target)
+        names = list(run.results.get("classes", ()))
+        by_seed = {seed: (names, np.array(each["counts"])) for seed, each in told.items()}
+        tens = in_tens(told.values())
+    if not any(counts.any() for _, counts in by_seed.values()):
+        return None
+    classes = next(iter(by_seed.values()))[0]
+    same = {seed: counts for seed, (names, counts) in by_seed.items() if names == classes}
+    counts = np.mean(list(same.values()), axis=0)
+    seeds = ", ".join(same)
+    over = f"mean of seeds {seeds}" if len(same) > 1 else f"seed {seeds}"
+    total = counts.sum()
+    right = 100 * counts.trace() / total if total else 0
+    # Shares of each row, so that a rare class is as visible as a common one.
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    picture = _cells(classes, counts, shares) if len(classes) <= CELLS else _map(classes, shares)
+    rows = [[name, *map(_count, row)] for name, row in zip(classes, counts, strict=True)]
+    numbers = table(["class", *classes], rows, label="Counts by class and prediction", open_=False)
+    return figure(
+        f"{run.short(method)}: test at {target}, {which.replace('last', 'last round')}",
+        f"% of each class, {over}",
+        e("div", picture, class_="wide"),
+        note(
+            f"{right:.1f} % of {_count(total)} correct. {_worst(classes, counts, shares)}"
+            + " Counts are in tens, as they left the site; fewer than 10 count as none." * tens
+        ),
+        folded("Counts", numbers) if len(classes) <= TABLE else None,
+    )
+
+
+def _count(value: float) -> str:
+    return f"{value:,.1f}".removesuffix(".0")  # a mean over seeds may be between two counts
+
+
+def _cells(classes: Sequence[str], counts: Counts, shares: Counts) -> Html:
+    rows = []
+    for i, name in enumerate(classes):
+        cells = [e("th", name, title=name, scope="row")]
+        for j, share in enumerate(shares[i]):
+            css = ["hi"] if share > 0.55 else []
+            css += ["diag"] if i == j else []
+            css += ["none"] if counts[i, j] == 0 else []
+            said = f"{name} predicted as {classes[j]}: {_count(counts[i, j])}, {100 * share:.1f} %"
+            shown = f"{100 * share:.0f}"
+            style = f"--v:{n(share * 100)}%"
+            cells.append(e("td", shown, title=said, class_=" ".join(css) or None, style=style))
+        rows.append(e("tr", *cells))
+    corner = e("th", "true ↓ predicted →", class_="soft")
+    head = e("tr", corner, *(e("th", c, title=c, scope="col") for c in classes))
+    return e(
+        "table", e("thead", head), e("tbody", *rows), class_="heat", aria_label="Confusion matrix"
+    )
+
+
+def _map(classes: Sequence[str], shares: Counts) -> Html:
+    """Draw the matrix without numbers: one path per shade, over the cells that are not empty."""
+    size = len(classes)
+    shades: dict[int, list[str]] = {}
+    for i, j in zip(*np.nonzero(shares), strict=True):
+        shade = min(SHADES, 1 + int(shares[i, j] * SHADES))
+        shades.setdefault(shade, []).append(f"M{j} {i}h1v1h-1z")
+    paths = [
+        e("path", d="".join(parts), style=f"fill:rgb(var(--heat)/{n(100 * shade / SHADES)}%)")
+        for shade, parts in sorted(shades.items())
+    ]
+    art = e(
+        "svg",
+        *paths,
+        view_box=f"0 0 {size} {size}",
+        role="img",
+        aria_label=f"Confusion matrix of {size} classes: rows true, columns predicted",
+    )
+    return e("div", art, class_="square")
+
+
+def _worst(classes: Sequence[str], counts: Counts, shares: Counts) -> str:
+    """Write the most frequent errors in words."""
+    off = counts * (1 - np.eye(len(classes)))
+    order = np.argsort(-off, axis=None, kind="stable")[:WORST]
+    pairs = [(int(k) // len(classes), int(k) % len(classes)) for k in order if off.flat[k] > 0]
+    said = [f"{classes[i]} as {classes[j]} ({_count(counts[i, j])})" for i, j in pairs]
+    return f"Most frequent errors: {', '.join(said)}." if said else ""
+
 
 MOST = 1000  # most points of one embedding; t-SNE of more is slow
 KEYS = 28  # most entries of a legend: the number of different marks
@@ -60,17 +177,14 @@ def dictionary(run: RunSeries, noted: Noted) -> Html | None:
     points = _square_points(np.concatenate(sets))
     target, barycenter, distilled = np.split(points, np.cumsum([len(s) for s in sets])[:-1])
     classes = [str(name) for name in run.results.get("classes", [])]
-    figures = []
+    figures, mine = [], f"{run.labels[seed]}, training images"
     for heading, made, labels in (
         ("Barycenter over the target", barycenter, content.barycenter_labels),
         ("Distilled set over the target", distilled, content.distilled_labels),
     ):
-        parts = [_marks(target, -1, f"{run.labels[seed]}, training images", faded=True)]
-        entries = [(_key(-1), f"{run.labels[seed]} (target)", "")]
-        for label in sorted({int(x) for x in labels if 0 <= x < len(classes)}):
-            parts.append(_marks(made[labels == label], label, classes[label]))
-            if len(entries) < KEYS:
-                entries.append((_key(label), classes[label], ""))
+        drawn, named = _of_classes(made, labels, classes)
+        parts = [_marks(target, -1, mine, faded=True), *drawn]
+        entries = [(_key(-1), f"{run.labels[seed]} (target)", ""), *named][:KEYS]
         figures.append(_square(heading, parts, entries, f"{heading}, by class"))
     words = (
         f"t-SNE of {run.labels[seed]}'s features, of the support of B(alpha; atoms), and of "
@@ -88,17 +202,13 @@ def last_step(run: RunSeries, noted: Noted) -> Html | None:
         return None
     points = _square_points(step.points)
     classes = [str(name) for name in run.results.get("classes", [])]
-    parts, entries = [], []
-    for label in sorted({int(x) for x in step.after if x < len(classes)}):
-        parts.append(_marks(points[step.after == label], label, classes[label]))
-        if len(entries) < KEYS:
-            entries.append((_key(label), classes[label], ""))
+    parts, entries = _of_classes(points, step.after, classes)
     changed = points[step.before != step.after]
     ring = "".join(f"M{n(x - 1.6)} {n(100 - y)}a1.6 1.6 0 1 1 0 0.01" for x, y in changed)
     title = e("title", f"changed: {len(changed)} images")
     parts.append(e("path", title, d=ring, class_="k0 thin"))
     heading = "The target's last step: its answers"
-    drawn = _square(heading, parts, entries, f"{heading}, {len(changed)} changed")
+    drawn = _square(heading, parts, entries[:KEYS], f"{heading}, {len(changed)} changed")
     words = (
         f"t-SNE of the points in which the last step of {run.labels[seed]} has a Gaussian for each "
         f"class: {len(points)} of its images without labels, {run.short(run.own)}, seed {seed}. "
@@ -152,17 +262,20 @@ def _by_domain(run: RunSeries, cloud: Cloud) -> Html:
 
 def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
     unknown = cloud.points[cloud.labels < 0]
-    parts = [_marks(unknown, -1, "target, training images without labels", faded=True)]
-    entries = []
-    for label in sorted({int(x) for x in cloud.labels if 0 <= x < len(classes)}):
-        mine = cloud.points[cloud.labels == label]
-        parts.append(_marks(mine, label, classes[label]))
-        if len(entries) < KEYS:
-            entries.append((_key(label), classes[label], ""))
-    if len(unknown):
-        entries.append((_key(-1), "no label", ""))
+    drawn, named = _of_classes(cloud.points, cloud.labels, classes)
+    parts = [_marks(unknown, -1, "target, training images without labels", faded=True), *drawn]
+    entries = named[:KEYS] + [(_key(-1), "no label", "")] * bool(len(unknown))
     said = f"{cloud.heading}: features of {len(entries)} classes"
     return _square(f"{cloud.heading}, by class", parts, entries, said)
+
+
+def _of_classes(
+    points: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str]
+) -> tuple[list[Html], list[tuple[Html, str, str]]]:
+    """The points of each class with its colour, and the classes for a legend."""
+    there = sorted({int(x) for x in labels if 0 <= x < len(classes)})
+    parts = [_marks(points[labels == label], label, classes[label]) for label in there]
+    return parts, [(_key(label), classes[label], "") for label in there]
 
 
 def _square(
@@ -209,3 +322,25 @@ def _key(mark: int) -> Html:
     )
     line = e("path", d=drawn, class_=f"{colour} {shape}".strip(), style=style)
     return e("svg", line, width=12, height=12, aria_hidden="true")
+
+
+def inside(run: RunSeries, noted: Noted) -> Html:
+    """Make the section of what never leaves a site, from the notes that are on this machine."""
+    matrices, clouds = confusions(run, noted), features(run, noted)
+    explained = dictionary(run, noted)
+    missing = None
+    if not (matrices or clouds):
+        missing = note(
+            "Not shown, because features and exact confusion matrices never leave a site. Each "
+            "site writes its own under its --state-dir; on a machine that holds such a folder, "
+            "add it with fedda report RUN --site DIR."
+        )
+    elif not matrices:
+        missing = note(
+            "No confusion matrix: it is in the target's notes, if it has labelled tests."
+        )
+    elif not clouds:
+        missing = note("No features: the notes have no features of the last round.")
+    problems = [note(f"Left out: {problem}.") for problem in dict.fromkeys(noted.problems)]
+    parts = [matrices, clouds, last_step(run, noted), explained, missing, *problems]
+    return section("inside", "Confusion and features", *parts)
