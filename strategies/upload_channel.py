@@ -12,7 +12,7 @@ methods may have which. Masks and seals need a hop for keys before the one that 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from flwr.app import Message
@@ -21,17 +21,57 @@ from fedda.algorithms import fedavg
 from fedda.config import LEAST_HIDDEN, GuardConfig
 from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RobustMean, RunningMean, least_for
+from fedda.methods import Phase
 from fedda.secure.hiding import sending_hop
 from fedda.secure.masks import FixedPoint, MaskedSum, narrow
 from fedda.wire.packing import Arrays, Packed
 
+from .sites.mail import Mail
+from .sites.post import Post, Setup
 from .sites.replies import Reply
-from .sites.roster import Node
-
-if TYPE_CHECKING:
-    from .base import FedDA
+from .sites.roster import Node, Roster
 
 Alpha = dict[str, float]
+
+
+class Strategy(Protocol):
+    """A strategy, as far as it matters here."""
+
+    setup: Setup
+    roster: Roster
+    post: Post
+    round: int
+    model: Packed
+    global_model: Packed
+
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def reported(self) -> str: ...
+    @property
+    def mail(self) -> Mail: ...
+    def model_for(self, node: Node) -> Packed: ...
+    def sent_along(self) -> dict[str, Packed]: ...
+    def request(
+        self,
+        node: Node,
+        arrays: Mapping[str, Packed],
+        numbers: Mapping[str, float] | None = None,
+        hop: str = "",
+    ) -> Message: ...
+    def ask(
+        self,
+        nodes: Iterable[Node],
+        hop: str,
+        arrays: Mapping[str, Packed],
+        needs: Iterable[str] = (),
+    ) -> Iterator[Reply]: ...
+    def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]: ...
+    def enough(self, count: int) -> None: ...
+    def as_sent(self, packed: Packed) -> Packed: ...
+    def of_sources(
+        self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
+    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +88,7 @@ class Mean:
 class OpenChannel:
     """Models as they are."""
 
-    def __init__(self, strategy: "FedDA") -> None:
+    def __init__(self, strategy: Strategy) -> None:
         self._of = strategy
 
     @property

@@ -5,26 +5,46 @@ each training is a run of its own, as in a comparison, the site is told which fi
 """
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from fedda import models, refining
+from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.models import Model, refined
 from fedda.refining import Refined
-from fedda.wire import AGREED, CHANGED
+from fedda.wire import AGREED, CHANGED, Number
 
 from . import state
-from .request import Numbers
+from .memory import Site
+from .request import Numbers, Request
 from .teacher import unrelated
-
-if TYPE_CHECKING:
-    from ..base import Client
 
 logger = logging.getLogger("fedda.site")
 
 
-def take(client: "Client") -> Refined | None:
+class Refining(Protocol):
+    """The members of a method's client that are used here."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def data(self) -> Labelled | Unlabelled: ...
+
+    def privatise(self, number: Number, value: float, images: int) -> float:
+        """A number about a model's answers for so many images, as it leaves this site."""
+        ...
+
+    def adapted(self) -> Model:
+        """The predictor under test as a model that can be kept."""
+        ...
+
+
+def take(client: Refining) -> Refined | None:
     """Refine the last round's model and keep the result here; None if the run asks for none.
 
     Where nothing can be refined, this site's log says why, and the run goes on.
@@ -52,7 +72,7 @@ def take(client: "Client") -> Refined | None:
     return made
 
 
-def reported(client: "Client", made: Refined | None, images: int) -> Numbers:
+def reported(client: Refining, made: Refined | None, images: int) -> Numbers:
     """What a test says without labels of a refined model, over so many images.
 
     If none was made, nothing; but through noise, as of a model that stays as it is: that there is
@@ -66,7 +86,7 @@ def reported(client: "Client", made: Refined | None, images: int) -> Numbers:
     return {n: client.privatise(n, v, images) for n, v in shares.items()}
 
 
-def _source_only(client: "Client") -> Model | None:
+def _source_only(client: Refining) -> Model | None:
     """The source-only model, from its last step; None if it had none here, or of other inputs."""
     task, site = client.request.task, client.site
     if task.method == REFERENCE:

@@ -15,7 +15,7 @@ A round takes as many steps as without noise, on batches of all examples and not
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,13 +28,32 @@ from fedda.secure.accountant import Steps, epsilon, missing
 
 from .request import Numbers
 
-if TYPE_CHECKING:
-    from ..fedavg import Source
-
 MEMORY = 2**26  # values that the gradients of single examples take at a time
 
 
-def train(client: "Source") -> Numbers:
+class PrivateLearner(Protocol):
+    """A source's client, as far as it matters here."""
+
+    @property
+    def task(self) -> Any: ...
+    @property
+    def site(self) -> Any: ...
+    @property
+    def request(self) -> Any: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def device(self) -> torch.device: ...
+    def optimizer(self) -> Any: ...
+    def generator(self, purpose: str) -> torch.Generator: ...
+    def inputs(self, indices: Tensor) -> Tensor: ...
+    def labels(self, indices: Tensor) -> Tensor: ...
+    def penalty(self) -> Tensor | float: ...
+
+
+def train(client: PrivateLearner) -> Numbers:
     """Train for a round.
 
     Raises:
@@ -116,7 +135,7 @@ def clipped(g: Sequence[Tensor], clip: float) -> list[Tensor]:
     return [torch.einsum("n,n...->...", factor, x[finite].double()) for x in g]
 
 
-def _penalty_gradient(client: "Source") -> None:
+def _penalty_gradient(client: PrivateLearner) -> None:
     """Add the gradient of what a method adds to the loss; it depends on no example."""
     penalty = client.penalty()
     if isinstance(penalty, Tensor):
@@ -142,7 +161,7 @@ def per_example(model: Model) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def _spend(client: "Source", steps: Steps) -> float:
+def _spend(client: PrivateLearner, steps: Steps) -> float:
     """Book a round's steps -> epsilon of all steps with them."""
     gate = client.site.gate
     if gate.books:
@@ -151,7 +170,7 @@ def _spend(client: "Source", steps: Steps) -> float:
     return epsilon([(sigma, q, n * client.request.round)], gate.policy.privacy.delta)
 
 
-def _generators(client: "Source") -> tuple[np.random.Generator, np.random.Generator]:
+def _generators(client: PrivateLearner) -> tuple[np.random.Generator, np.random.Generator]:
     """What draws the batches, and the noise; who knew the seed could take the noise away.
 
     numpy's have 128 bits of the system's chance. Of torch's on the CPU, a seed has only 32.

@@ -20,23 +20,22 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import Labelled
+from fedda.data import Labelled, Unlabelled
 from fedda.files import keep_newest, keeping, put, replacing
-from fedda.models import as_inputs, evaluating
+from fedda.models import Model, as_inputs, evaluating
 from fedda.refining import Refined
 from fedda.train import generator
 
 from . import before_after
+from .memory import Site
+from .request import Request
 from .state import TRAINING
-
-if TYPE_CHECKING:
-    from ..base import Client
 
 logger = logging.getLogger("fedda.site")
 
@@ -51,7 +50,30 @@ BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
 
-def received(client: "Client") -> float:
+class NotedClient(Protocol):
+    """The members of a method's client that notes use."""
+
+    @property
+    def site(self) -> Site: ...
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def trains(self) -> bool: ...
+
+    @property
+    def data(self) -> Labelled | Unlabelled: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    def keepsakes(self) -> dict[str, np.ndarray]:
+        """What a method adds to the notes of the last round."""
+        ...
+
+
+def received(client: NotedClient) -> float:
     """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
@@ -59,7 +81,7 @@ def received(client: "Client") -> float:
     return time.perf_counter() - start
 
 
-def tested(client: "Client", test: Labelled | None, p: Tensor | None) -> None:
+def tested(client: NotedClient, test: Labelled | None, p: Tensor | None) -> None:
     """Note the model of a test, and its predictions for the test images.
 
     Args:
@@ -81,7 +103,7 @@ def tested(client: "Client", test: Labelled | None, p: Tensor | None) -> None:
         _harmlessly(client, take)
 
 
-def refined(client: "Client", made: Refined) -> None:
+def refined(client: NotedClient, made: Refined) -> None:
     """Note the target's last step."""
     if client.site.notes:
         _harmlessly(client, lambda: Notes(client).refined(made))
@@ -90,7 +112,7 @@ def refined(client: "Client", made: Refined) -> None:
 class Notes:
     """The notes of one site about one request."""
 
-    def __init__(self, client: "Client") -> None:
+    def __init__(self, client: NotedClient) -> None:
         request, site = client.request, client.site
         task = request.task
         assert site.state_dir is not None
@@ -191,7 +213,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _harmlessly(client: "Client", take: Callable[[], None]) -> None:
+def _harmlessly(client: NotedClient, take: Callable[[], None]) -> None:
     """Take notes, leave model and random numbers as they were, and log every error."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []

@@ -7,12 +7,13 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn, optim
 
 from fedda import models
+from fedda.config.site_config import SiteConfig
 from fedda.errors import ForgottenError, WireError
 from fedda.settings import Task
 from fedda.train import make_optimizer
@@ -20,9 +21,7 @@ from fedda.wire import packing
 from fedda.wire.packing import Packed, shown
 
 from . import state
-
-if TYPE_CHECKING:
-    from .memory import Site
+from .frozen import Frozen
 
 logger = logging.getLogger("fedda.site")
 
@@ -63,6 +62,19 @@ class Network:
             load_at_its_rates(self.optimizer, kept.get_optimizer("optimizer"))
 
 
+class Home(state.Place, Protocol):
+    """The members of a site that a training's objects need."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def config(self) -> SiteConfig: ...
+
+    @property
+    def frozen(self) -> Frozen: ...
+
+
 class Workspace:
     """The objects of one training at a site.
 
@@ -72,7 +84,7 @@ class Workspace:
         held: other objects that stay in this process's memory, by name.
     """
 
-    def __init__(self, site: "Site", task: Task) -> None:
+    def __init__(self, site: Home, task: Task) -> None:
         self._site = site
         self._task = task
         self.held: dict[str, Any] = {}
