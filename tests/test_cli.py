@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_named_once_and_without_a_number(tmp_
     calls: list[Callable[[], Any]] = [
         lambda: lock.alone(place).__enter__(),
         lambda: Plan.begin(plan),
-        lambda: own_data._holds(place, {}),
+        lambda: own_data._keep(place, {}, {}),
         lambda: blocks.secret(place),
     ]
     for each in calls:

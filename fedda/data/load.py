@@ -353,15 +353,16 @@ def domains(
         RunError: the folder does not exist, two domains have one name, or `reading` names none.
     """
     found: dict[str, Path] = {}
+    names = []
     for path in _visible(root):
         name = path.name if path.is_dir() else path.stem
+        names.append(name)
         can_be = path.is_dir() or _can_be_site(path, reading.at(name), name in targets)
         if can_be and (other := found.setdefault(name, path)) is not path:
             raise RunError(
                 f"{root} has {other.name} and {path.name}, which would both be the site "
                 f"'{name}'; rename or remove one of them."
             )
-    names = [path.name if path.is_dir() else path.stem for path in _visible(root)]
     if unknown := [site for site in reading.sites if site not in ("", *names)]:
         raise RunError(
             f"--columns names the site {unknown[0]!r}, and {root} has {', '.join(names)}; choose "

@@ -82,12 +82,7 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
     known = _classes(parts)
     arrays = {name: _arrays(name, *site, known) for name, site in parts.items()}
     contents = {name: _digest(found) for name, found in arrays.items()}
-    contents |= {name: str(path) for name, path in links.items()}
-    held = _holds(place, contents)
-    for name, found in arrays.items():
-        if not (held and (place / f"{name}.npz").is_file()):
-            np.savez(place / f"{name}.npz", allow_pickle=False, **found)
-    put(place / CONTENTS, json.dumps(contents))
+    _keep(place, contents | {name: str(path) for name, path in links.items()}, arrays)
     for name, path in links.items():
         if not path.exists():
             raise DataError(f"{name} is {path}: give an existing folder or file of data")
@@ -442,20 +437,25 @@ def _digest(arrays: Mapping[str, np.ndarray]) -> str:
     return total.hexdigest()
 
 
-def _holds(place: Path, contents: Mapping[str, str]) -> bool:
-    """Make the folder of the files, or find that it holds the same data -> whether it does."""
+def _keep(
+    place: Path, contents: Mapping[str, str], arrays: Mapping[str, Mapping[str, np.ndarray]]
+) -> None:
+    """Write the folder's files, but those that it holds already of the same data."""
     note = place / CONTENTS
     try:
         place.mkdir(parents=True, exist_ok=True)
-        if not note.is_file():
-            return False
-        if json.loads(note.read_text()) == contents:
-            return True
+        held = json.loads(note.read_text()) if note.is_file() else None
+        if held not in (None, contents):
+            raise RunError(
+                f"{place} holds other data than these sites'; give another folder as dir, or the "
+                "data that it was begun with."
+            )
+        for name, found in arrays.items():
+            if held is None or not (place / f"{name}.npz").is_file():
+                np.savez(place / f"{name}.npz", allow_pickle=False, **found)
+        if held is None:
+            put(note, json.dumps(contents))
     except (OSError, ValueError) as error:
         raise RunError(
             f"{place} cannot be used ({reason(error)}); give another folder as dir."
         ) from None
-    raise RunError(
-        f"{place} holds other data than these sites'; give another folder as dir, or the data that "
-        "it was begun with."
-    )
