@@ -352,8 +352,7 @@ def domains(
     Raises:
         RunError: the folder does not exist, two domains have one name, or `reading` names none.
     """
-    found: dict[str, Path] = {}
-    names = []
+    found, names = dict[str, Path](), list[str]()
     for path in _visible(root):
         name = path.name if path.is_dir() else path.stem
         names.append(name)
