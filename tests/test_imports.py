@@ -149,7 +149,7 @@ NAMES_METHODS = {
     "fedda/config/__init__.py": "the method of a run that names none",
     "fedda/halves.py": "FedAvg, whose halves others inherit",
     "fedda/cli/demo.py": "a demonstration is of one method",
-    "fedda/cli/select.py": "the command takes the measurement of one method",
+    "fedda/contrib/lab/select.py": "the command takes the measurement of one method",
     "fedda/settings/presets.py": "values that papers give for their methods",
 }
 

@@ -1,10 +1,8 @@
 """A target's own teacher: what it may be, what it does, and that nobody hears of it."""
 
 import csv
-import importlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from fedda.algorithms import shot
 from fedda.cli import app
 from fedda.config import ModelConfig
 from fedda.data import Reading
-from fedda.errors import DataError, FeddaError
+from fedda.errors import FeddaError
 from fedda.models.export import export
 from tests.local_grid import CLASSES, EXAMPLES, Node, ScriptedGrid, make_domains, run
 
@@ -314,87 +312,3 @@ def test_a_prior_of_even_chances_changes_nothing_and_a_sure_one_decides() -> Non
     found = shot.with_prior(p, torch.tensor([[0.0, 1.0], [0.0, 1.0]]))
     # .6 x .05 to .4 x .95, and .05 to .95: no class is ruled out
     torch.testing.assert_close(found, torch.tensor([[0.03 / 0.41, 0.38 / 0.41], [0.05, 0.95]]))
-
-
-# ---- a network that knows pictures and words ---------------------------------------------------
-
-TINY = {
-    "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
-}
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """Random weights of a tiny network, which open_clip knows as fedda-tiny."""
-    open_clip: Any = pytest.importorskip("open_clip")
-    (tmp_path / "networks").mkdir()
-    (tmp_path / "networks" / "fedda-tiny.json").write_text(json.dumps(TINY))
-    open_clip.add_model_config(tmp_path / "networks")
-    torch.manual_seed(0)
-    torch.save(open_clip.create_model("fedda-tiny").state_dict(), tmp_path / "tiny.pt")
-    return tmp_path / "tiny.pt"
-
-
-def asked(*words: object) -> Any:
-    return CliRunner().invoke(app, ["teacher", "clip", *map(str, words)])
-
-
-def test_a_network_of_pictures_and_words_makes_the_file(
-    pictures: Path, tiny: Path, tmp_path: Path
-) -> None:
-    """Each row against open_clip's own steps for that image."""
-    open_clip: Any = importlib.import_module("open_clip")
-    draws, out = np.random.default_rng(1), tmp_path / "clip.csv"
-    for name in data.names(pictures):  # 36 pixels, of which the middle 32 count: nothing is resized
-        Image.fromarray(draws.integers(0, 256, (36, 36, 3), dtype=np.uint8)).save(pictures / name)
-    words = [pictures, "--classes", "cat,dog", "--network", "fedda-tiny", "--weights", tiny]
-    words += ["--called", "dog=hound", "--sentence", "a {}", "--sentence", "one {} here"]
-    done = asked(*words, "--out", out, "--batch", 7)
-    assert done.exit_code == 0, done.output
-    model = open_clip.create_model("fedda-tiny", str(tiny)).eval()
-    token, prepare = open_clip.get_tokenizer("fedda-tiny"), open_clip.image_transform(32, False)
-    texts = []
-    for word in ("cat", "hound"):
-        z = [model.encode_text(token([f.format(word)]))[0] for f in ("a {}", "one {} here")]
-        t = torch.stack([each / each.norm() for each in z]).mean(dim=0)
-        texts.append(t / t.norm())
-    names, p = data.names(pictures), answered(out, pictures)
-    for i in (0, 9, 29):
-        v = model.encode_image(prepare(Image.open(pictures / names[i]).crop((2, 2, 34, 34)))[None])[
-            0
-        ]
-        scores = torch.stack([model.logit_scale.exp() * (v / v.norm()) @ t for t in texts])
-        torch.testing.assert_close(p[i], scores.softmax(dim=0).detach(), atol=1e-4, rtol=0)
-
-
-def test_no_weights_are_fetched(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fetches them reads this when open_clip imports it."""
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    seen = []
-
-    def needed(*_: str) -> None:
-        seen.append(os.environ.get("HF_HUB_OFFLINE"))
-        raise DataError("not here")
-
-    monkeypatch.setattr("fedda.models.clip.needed", needed)
-    asked(pictures, "--classes", "cat,dog", "--out", pictures / "clip.csv")
-    assert seen == ["1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--classes", "cat"], "give two or more different names"),
-        (["--classes", "cat,dog", "--network", "fedda-none"], "open_clip has no network"),
-        (["--classes", "cat,dog", "--sentence", "a photo"], "has no place for the class"),
-        (["--classes", "cat,dog", "--called", "bird=crow"], "is not CLASS=WORDS"),
-        (["--classes", "cat,dog", "--network", "fedda-tiny", "--weights", "nowhere"], "cannot be"),
-    ],
-)
-def test_what_it_cannot_do_is_said(
-    words: list[str], text: str, pictures: Path, tiny: Path, tmp_path: Path
-) -> None:
-    done = asked(pictures, "--out", tmp_path / "clip.csv", *words)
-    assert done.exit_code == 1 and text in done.output and not (tmp_path / "clip.csv").exists()

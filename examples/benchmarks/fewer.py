@@ -31,8 +31,8 @@ from adversarial import IMAGES, drawn
 from adversaries import SETTINGS
 from chain import CHAIN
 
-from fedda.cli import select
 from fedda.config.sections import Flat
+from fedda.contrib.lab import select
 from fedda.halves import load
 from fedda.results.escaping import markdown
 from fedda.settings import RunConfig, overrides

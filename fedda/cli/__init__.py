@@ -11,16 +11,13 @@ from fedda.cli import (
     export,
     keys,
     look,
-    new,
     policy,
     predict,
     refine,
     run,
     runs,
-    select,
     settings,
     superlink,
-    teacher,
     watch,
     weights,
 )
@@ -40,19 +37,16 @@ app = typer.Typer(
     every site, `fedda run`.""",
 )
 app.command()(demo.demo)
-app.command()(new.new)
 app.command()(look.look)
 app.command()(run.run)
 app.command()(runs.runs)
 app.command()(watch.attach)
 app.command()(watch.stop)
-app.command()(select.select)
 app.command()(settings.methods)
 app.command()(settings.settings)
 app.add_typer(data.app, name="data")
 app.command()(weights.weights)
 app.command()(predict.predict)
-app.add_typer(teacher.app, name="teacher")
 app.command()(refine.refine)
 app.command()(export.export)
 app.command()(superlink.superlink)

@@ -2,7 +2,7 @@
 
 audit       attacks on one's own data, and evidence of what they found
 benchmarks  importers of published sets
-lab         comparing methods, choosing one by a few labels
+lab         beginning a study, comparing methods, choosing one by a few labels
 methods     methods that plug in as those of other packages do
 readers     DICOM, HDF5, data sets of Hugging Face
 report      HTML report, pictures of a run, live page

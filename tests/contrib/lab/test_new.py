@@ -79,7 +79,7 @@ def test_a_methods_package_is_what_the_page_shows_and_runs(
     begun(Path("method"), "norms")
     package = tmp_path / "fedda_norms" / "fedda_norms"
     pyproject = (package.parent / "pyproject.toml").read_text()
-    page = (Path(__file__).parents[1] / "docs" / "first-method.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "first-method.md").read_text()
     assert f"# pyproject.toml\n{pyproject}```" in page
     assert tomllib.loads(pyproject)["project"]["name"] == "fedda-norms"
     code = "from fedda_norms import algorithm, client, strategy; print(algorithm.METHOD.name)"

@@ -73,7 +73,7 @@ def clip(
             raise ConfigError(
                 f"--sentence {odd[0]!r} has no place for the class; write {{}} there."
             )
-        from fedda.models.clip import zero_shot
+        from fedda.contrib.lab.clip import zero_shot
 
         chosen = load("clients", "site.memory").pick_device(device)
         sentences = [[form.replace(BLANK, words[name]) for form in forms] for name in names]
