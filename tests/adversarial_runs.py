@@ -18,6 +18,7 @@ from fedda.settings import RunConfig
 from fedda.train import generator, seed_for
 from server.journal import Journal
 from server.simulation import simulate
+from tests import plugged
 from tests.local_grid import CLASSES, EXAMPLES, PLAIN, SIDE, SOURCES, Node
 from tests.reference import adversarial as twin
 from tests.reference import windows
@@ -30,7 +31,6 @@ SETTINGS: dict[str, Any] = {
     **PLAIN,
     "fdann.reversal.strength": 1.0,
     "fwdgrl.reversal.strength": 1.0,
-    "fdan.reversal.strength": 1.0,
     "rounds": 2,
     "run.name": "four",
     "model.name": "mlp",
@@ -54,9 +54,9 @@ SETTINGS: dict[str, Any] = {
     "fwdgrl.critic-steps": 2,
     "fwdgrl.spectral": False,
     "fwdgrl.penalty": GAMMA,
-    "fdan.frequencies": 20,
-    "fdan.scale": 3.0,
 }
+if plugged.HERE:
+    SETTINGS |= {"fdan.reversal.strength": 1.0, "fdan.frequencies": 20, "fdan.scale": 3.0}
 
 
 def run(

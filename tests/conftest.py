@@ -17,7 +17,7 @@ from clients.site.memory import resident
 from fedda import plugins
 from fedda.ops.distributions import ANY
 from fedda.ops.spawn import Process
-from tests import forked, rings
+from tests import forked, plugged, rings
 from tests.federation import LOW, Federation
 from tests.local_grid import Node, make_domains
 from tests.processes import leaving_nothing
@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Otherwise one worker would still run a long file at the end while the other has nothing to do.
     """
+    plugged.leave_out(items)
     items[:], left_out = rings.select(items, str(config.getoption("--ring")))
     config.hook.pytest_deselected(items=left_out)
     if (seed := config.getoption("--shuffle")) is not None:

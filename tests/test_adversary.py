@@ -17,7 +17,6 @@ from fedda.adversarial.discriminators import (
     Reversal,
 )
 from fedda.config.sections import validate
-from fedda.contrib.methods.fdan import algorithm as fdan
 from fedda.errors import ConfigError
 from fedda.maths.schedule import growth
 from fedda.settings import RunConfig
@@ -325,10 +324,3 @@ def test_setting_one_value_of_the_network_keeps_the_others() -> None:
         changed = RunConfig.parse({f"{method}.discriminator.lr": 0.5}).options[method]
         wanted = defaults[method].discriminator.model_copy(update={"lr": 0.5})
         assert changed.discriminator == wanted
-
-
-def test_bandwidths_are_parsed() -> None:
-    assert fdan.Config().bandwidths == (0.25, 0.5, 1, 2, 4)
-    for wrong in ("", "1,", "0", "1,0.0", "a", "-1", "1e3", "nan"):
-        with pytest.raises(ConfigError, match=r"fdan\.multiples.*numbers above 0"):
-            RunConfig.parse({"fdan.multiples": wrong})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,8 +24,7 @@ from fedda.cli import app, demo, launch, watching
 from fedda.cli import run as run_command
 from fedda.cli.client import app as client_command
 from fedda.cli.exits import clear_exit
-from fedda.contrib.lab.comparison import Plan, options
-from fedda.errors import ConfigError, FeddaError, KeyFileError, RosterError, RunError
+from fedda.errors import FeddaError, KeyFileError, RosterError, RunError
 from fedda.flower.supported import installed
 from fedda.library import beginning, own_data, simulated
 from fedda.ops import bundle, engines, lock
@@ -68,7 +67,9 @@ def test_every_option_says_what_it_means(program: typer.Typer) -> None:
     assert not [each.name for each in found if "Options:" in (each.help or "")]
 
 
-@pytest.mark.parametrize("command", ["teacher clip", "weights", "export"])
+@pytest.mark.parametrize(
+    "command", [pytest.param("teacher clip", marks=pytest.mark.contrib), "weights", "export"]
+)
 def test_help_shows_the_names_of_extras(command: str) -> None:
     """What stands in brackets is no markup of the terminal's."""
     help_page = CliRunner().invoke(app, [*command.split(), "--help"]).output
@@ -105,10 +106,8 @@ def test_a_file_that_cannot_be_used_is_told_in_a_whole_sentence(
 def test_a_folder_that_cannot_be_written_is_named_once_and_without_a_number(tmp_path: Path) -> None:
     place = tmp_path / "file" / "run"
     place.parent.touch()
-    plan = cast(Any, SimpleNamespace(out=place, data=tmp_path))
     calls: list[Callable[[], Any]] = [
         lambda: lock.alone(place).__enter__(),
-        lambda: Plan.begin(plan),
         lambda: own_data._keep(place, {}, {}),
         lambda: blocks.secret(place),
     ]
@@ -305,8 +304,6 @@ def test_an_engine_that_is_not_installed_is_refused(
     monkeypatch.setattr(engines, "find_spec", lambda name: None)
     words = ("--simulate", tmp_path, "--target", "a", "--engine", "ray")
     refused("run", "kd3a", *words, told='pip install "fedda[simulation]"')
-    with pytest.raises(ConfigError, match="--engine ray"):
-        options.jobs_of(1, 1, "ray")
 
 
 def test_runs_are_not_written_among_the_domains(
@@ -352,7 +349,6 @@ def test_seeds_mean_the_same_in_every_command(
     monkeypatch.setattr(run_command, "perform", lambda config, how: seen.append(config))
     call("run", "kd3a", "--out", tmp_path, "--seeds", text)
     assert seen[0].run.seeds == seeds
-    assert options.seeds_of(text) == seen[0].seeds
     refused("run", "kd3a", "--dir", tmp_path, "--seeds", "0", told="--seeds '0' is not valid")
 
 

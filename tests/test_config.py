@@ -23,6 +23,7 @@ def test_the_list_of_methods() -> None:
         Task.parse({"method": "../kd3a"})
 
 
+@pytest.mark.contrib
 def test_pyproject_repeats_the_defaults() -> None:
     app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert flatten(app["config"]) == defaults()

@@ -39,12 +39,14 @@ def of_contrib(module: str) -> bool:
     return module.startswith("fedda.contrib.")
 
 
+@pytest.mark.contrib
 def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
     found = [(m, to) for m, all_of in edges().items() if not of_contrib(m) for to in all_of]
     assert not [pair for pair in found if of_contrib(pair[1])]
     assert any(of_contrib(m) for m in edges()) and len(found) > 1000
 
 
+@pytest.mark.contrib
 def test_its_entry_points_are_feddas_own() -> None:
     assert not plugins.broken()
     found = {name: each for group in OWN for name, each in plugins.installed(group).items()}
@@ -91,3 +93,30 @@ def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     assert "KD3A" in shown
     folder = tmp_path / "runs" / "kd3a"
     assert (folder / "results.json").is_file() and not (folder / "report.html").exists()
+
+
+@pytest.mark.nightly("tests/plugged.py")
+@pytest.mark.timeout(3600)
+def test_the_cores_own_tests_pass_without_it(tmp_path: Path) -> None:
+    """The fast ones; those that are about it are left out (`tests.plugged`)."""
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in files.stdout.splitlines():
+        if not name.startswith(("fedda/contrib/", "tests/contrib/")) and (ROOT / name).is_file():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    for words in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    about = tmp_path / "fedda-0.2.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(METADATA)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--ring", "fast", "-n", "2", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-20_000:]

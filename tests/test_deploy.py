@@ -118,6 +118,7 @@ IN_PROSE = {"README.md": 28, "compose.demo.yml": 1, "compose.server.yml": 1}
 IN_PROSE |= {"demo-init.sh": 4, "smoke.sh": 8}
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize(("file", "count"), IN_PROSE.items())
 def test_commands_in_prose_are_accepted(file: str, count: int) -> None:
     text = (DEPLOY / file).read_text()

@@ -23,9 +23,10 @@ from fontTools.ttLib import TTFont
 
 from fedda import cli, plugins
 from fedda.cli import exits, wire_table
-from fedda.contrib.audit import prove
 from fedda.settings import overrides
 from tests.command_lines import below
+
+pytestmark = pytest.mark.contrib
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -273,5 +274,6 @@ def test_optional_content_is_in_brackets() -> None:
 def test_the_table_of_exit_codes_has_those_of_the_code() -> None:
     text = (ROOT / "docs" / "troubles.md").read_text()
     section = text.partition("## Exit codes")[2].partition("\n## ")[0]
+    prove = importlib.import_module("fedda.contrib.audit.prove")
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
     assert codes == {0, 1, exits.USAGE, exits.KEY_TROUBLE, prove.ABOVE, exits.INTERRUPTED}

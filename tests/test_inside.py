@@ -234,6 +234,7 @@ def test_odd_cells_are_refused_in_a_sentence(site: Path) -> None:
                 data.verify(site, "source")
 
 
+@pytest.mark.contrib
 def test_virtual_data_sets_are_not_read(tmp_path: Path) -> None:
     """They name other files, as external links do."""
     h5py = pytest.importorskip("h5py")

@@ -47,6 +47,7 @@ def documented() -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.contrib
 def test_the_page_names_every_command_with_json() -> None:
     have = {words for words, has in commands(typer.main.get_command(app)) if has}
     assert have == set(documented())

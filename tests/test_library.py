@@ -318,6 +318,7 @@ def test_a_number_too_large_for_single_precision_is_refused_in_a_sentence() -> N
         fedda.simulate(given, target="t", **FEW)
 
 
+@pytest.mark.contrib
 def test_an_error_calls_sites_and_settings_as_the_program_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

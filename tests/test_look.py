@@ -496,6 +496,7 @@ def test_the_settings_to_begin_with(x: Any, changed: dict[str, Any], wanted: str
     assert " ".join(compared(told)["settings"]) == wanted
 
 
+@pytest.mark.contrib
 def test_it_looks_at_folders_and_says_what_to_type(tmp_path: Path) -> None:
     root, out = tmp_path / "clinics", tmp_path / "out"
     site(root, "anna", rows(200), labels(200))
@@ -527,6 +528,7 @@ def patients(folder: Path, name: str, sex: str = "male female", label: bool = Tr
     (folder / f"{name}.csv").write_text("\n".join(map(",".join, [heads, *lines])))
 
 
+@pytest.mark.contrib
 def test_what_it_says_to_type_runs_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,6 +549,7 @@ def test_what_it_says_to_type_runs_as_it_stands(
     call(*typed[1:], "--rounds", 1)
 
 
+@pytest.mark.contrib
 def test_values_that_sites_write_in_other_ways_are_to_be_decided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from fedda.results.story import Story, tell
 from fedda.wire.packing import Kind
 from server.watching.live import METRICS
 from server.watching.metrics import metrics
-from tests.test_live import client_of, run, serving, sites
 from tests.test_story import SETTINGS, events
+from tests.watched import client_of, run, serving, sites
 
 __all__ = ["run"]  # a fixture
 

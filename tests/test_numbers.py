@@ -282,6 +282,7 @@ def test_teachers_and_candidates_are_booked_as_a_round_and_as_tests(
     assert (used_by("anna", tmp_path), used_by("town", tmp_path)) == (anna, town)
 
 
+@pytest.mark.contrib
 def test_models_that_adapt_here_are_booked_in_every_round(
     domains: list[Node], tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def test_one_version_everywhere() -> None:
     assert f"\n## [{fedda.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
+@pytest.mark.contrib
 def test_the_staged_app_holds_the_checkouts_files(tmp_path: Path) -> None:
     folder = bundle.stage(tmp_path / "app")
     staged = tomllib.loads((folder / "pyproject.toml").read_text())

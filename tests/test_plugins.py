@@ -25,7 +25,6 @@ import strategies.fdann
 from fedda import data, models, plugins
 from fedda.cli import launch
 from fedda.config import ModelConfig
-from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
 from fedda.errors import (
@@ -42,7 +41,7 @@ from fedda.ops.distributions import ANY
 from fedda.settings import RunConfig, Task, defaults, overrides, presets
 from tests import test_packaging
 from tests.command_lines import call
-from tests.contrib.report.test_report import results
+from tests.finished import results
 from tests.local_grid import PLAIN, Bench, Crossing, Node, ScriptedGrid, make_domains, run
 from tests.patience import PATIENCE
 from tests.test_packaging import environment, pip, sh
@@ -75,15 +74,6 @@ PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
 METHOD = Method("tent", "Tent", Config, PHASES, {"paper": {"pace": 0.1}})
 """
 # What such a method declares, so that its gradients and its target's numbers can be attacked.
-ATTACKED = ALGORITHM.replace(
-    "0.1}})",
-    "0.1}}, vote=lambda o, p: o.pace * p.amax(dim=2).mean(dim=0),"
-    ' loss=lambda o: "cada", windows=lambda o, about: 7 * about.sites)',
-).replace(
-    'how fast")\n',
-    "how fast\")\n    discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes='5')\n",
-)
-ATTACKED = "from fedda.adversarial.discriminators import DiscriminatorConfig\n" + ATTACKED
 STRATEGY = """
 from fedda.strategies.fedavg import FedAvg
 
@@ -374,19 +364,6 @@ def test_listings_say_where_each_thing_is_from(install: Install) -> None:
     assert "linear     A linear encoder. (nets 1.0)" in out and "(tables 1.0)" in out
     assert "tent.pace" in cli("settings", "tent", "--presets")[1]
     assert "tent_package" not in cli("settings", "kd3a")[1]
-
-
-def test_what_an_added_method_tells_is_attacked_as_of_any_other(install: Install) -> None:
-    add_tent(install, algorithm=ATTACKED)
-    found = gradients.SumSettings.of({"method": "tent"})
-    assert (found.method, found.loss, found.network.hidden) == ("tent", "cada", (5,))
-    with pytest.raises(ConfigError, match=r"fedavg has no discriminator.*, tent have one"):
-        gradients.SumSettings.of({"method": "fedavg"})
-    assert gradients.planned({"method": "tent"}, {"sites": [{"role": "source"}] * 3}, 4) == 21
-    tent = plugins.method("tent")
-    p = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]])
-    assert tent.vote is not None
-    assert tent.vote(tent.config(), p).tolist() == pytest.approx([0.25, 0.45])
 
 
 STRATEGY = """

@@ -54,6 +54,7 @@ def commands() -> Iterator[list[str]]:
         ]
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize("words", [w for w in commands() if w[0] == "fedda"], ids=" ".join)
 def test_a_command_of_a_message_is_one(words: list[str]) -> None:
     assert len(words) > 1 and parse(words)

@@ -291,6 +291,7 @@ def test_a_run_refines_at_the_target_and_sends_nothing_more(tmp_path: Path) -> N
 LAB = pytest.mark.nightly("fedda/contrib/lab/comparison", "fedda/library")
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize(
     "method", ["kd3a,train.lr=.05", *(pytest.param(m, marks=LAB) for m in ("kd3a", "adabn"))]
 )
@@ -384,6 +385,7 @@ def invoke(*words: str) -> str:
     return result.output
 
 
+@pytest.mark.contrib
 def test_the_command_refines_a_finished_run(tmp_path: Path) -> None:
     made = fedda.simulate(sites(), "t", "kd3a", dir=tmp_path / "r", baseline="fedavg", **SETTINGS)
     town = tmp_path / "r" / "data" / "t.npz"

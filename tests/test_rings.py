@@ -46,6 +46,7 @@ def test_a_ring_has_its_tests_and_nightly_ones_of_changed_files(
     assert len(inside) + len(outside) == len(ALL)
 
 
+@pytest.mark.contrib
 def test_nightly_tests_name_files_that_are_there() -> None:
     """A file that has moved would never let them run in the gate."""
     named = set[str]()

@@ -179,6 +179,7 @@ def test_with_fewer_bytes_the_sum_is_still_the_plain_result(
     assert sizes and set(sizes.values()) == {"int32"}
 
 
+@pytest.mark.contrib
 def test_sources_are_sent_the_same_along_with_the_model(keyed: list[Node]) -> None:
     """Centring's sources need the target's means, which come in the clear, under masks as well."""
     at_once: dict[str, Any] = {"centring__plain_share": 0.0}

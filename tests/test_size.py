@@ -6,6 +6,8 @@ import tokenize
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
@@ -38,7 +40,7 @@ BUDGETS = {
     "fedda/ops": 1_351,  # of several authorities that counts which is used
     "fedda/results": 1_369,  # outputs that nobody reads
     "fedda/secure": 435,
-    "fedda/settings": 706,  # options become arguments wherever they stand
+    "fedda/settings": 708,  # presets name no method that is not installed
     "fedda/wire": 377,
     "server": 2_362,  # sites are left out only where a run remains
     "server/superlink": 1_467,
@@ -81,6 +83,7 @@ def rooms() -> Counter[str]:
     return found
 
 
+@pytest.mark.contrib
 def test_no_room_is_above_its_budget() -> None:
     found = rooms()
     assert {*found} == {*BUDGETS}, "each room has a budget"

@@ -194,6 +194,7 @@ def arrays() -> dict[str, np.ndarray]:
     return {"x_train": x, "y_train": np.arange(6) % 2, "x_test": x[:2], "y_test": np.arange(2)}
 
 
+@pytest.mark.contrib
 def test_hdf5_is_read_as_npz(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     np.savez(tmp_path / "a.npz", **arrays(), classes=np.array(["cat", "dog"]))  # type: ignore[arg-type]
@@ -212,6 +213,7 @@ def test_hdf5_is_read_as_npz(tmp_path: Path) -> None:
         data.load_source(tmp_path / "b.h5")
 
 
+@pytest.mark.contrib
 def test_hdf5_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "other.h5", "w") as file:

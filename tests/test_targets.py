@@ -20,7 +20,6 @@ from fedda import models
 from fedda.algorithms import fedavg
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
-from fedda.contrib.report import page
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
 from fedda.methods import Hop, Method, Phase
 from fedda.results import read, terminal
@@ -163,6 +162,7 @@ def test_a_run_can_choose_one_of_several_targets(sites: list[Node], flat: dict[s
     # It is reported in one row.
     rows = list(terminal.scores(read.summary(chosen), "kd3a", str))
     assert [row[0] for row in rows] == ["KD3A"] and read.target(chosen) == "village"
+    page = pytest.importorskip("fedda.contrib.report.page")
     text = page.write(chosen, own.with_name("page.html"), own.parent).read_text()
     assert "KD3A on village" in text and "on town" not in text
     assert not [c for c in grid.crossed if c.site == "town" and c.kind != "query"]
@@ -418,6 +418,7 @@ def test_a_finished_model_is_adapted_without_any_source(
 
     # Tables and page work without sources, too.
     terminal.table(results)
+    page = pytest.importorskip("fedda.contrib.report.page")
     text = page.write(results, Path(first) / "page.html", Path(first)).read_text()
     assert "no sources → town" in text
 
@@ -500,6 +501,7 @@ def test_files_of_different_targets_do_not_collide(
     assert noted == {"run.kd3a-0-town", "run.kd3a-0-village"}
 
     # The page shows the notes of each target under its name.
+    page = pytest.importorskip("fedda.contrib.report.page")
     text = page.write(results, tmp_path / "page.html", folder).read_text()
     for target in TARGETS:
         assert f"KD3A: test at {target}, last round" in text
@@ -549,6 +551,7 @@ def test_reports_have_a_row_per_target(of_two_targets: dict[str, Any], tmp_path:
         mean = np.mean([t["rounds"][-1]["weights"][target] for t in own])
         assert weights[target] == pytest.approx(mean) and mean > 0
 
+    page = pytest.importorskip("fedda.contrib.report.page")
     text = page.write(of_two_targets, tmp_path / "page.html", tmp_path).read_text()
     words = re.sub(r"<[^>]*>", " ", text)
     assert "KD3A on town and village" in words

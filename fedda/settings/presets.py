@@ -231,8 +231,13 @@ def table(method: str) -> dict[str, Preset]:
 
 
 def for_all(name: str, methods: Iterable[str]) -> Preset:
-    """A start's or benchmark's values, those for FedAvg also for methods with FedAvg's settings."""
-    fedavg, preset = plugins.method(REFERENCE).config, FOR_ALL[name]
+    """A start's or benchmark's values, those for FedAvg also for methods with FedAvg's settings.
+
+    Those of a method that is not installed are left out.
+    """
+    known, every = {*plugins.methods()} | plugins.SECTIONS, FOR_ALL[name].items()
+    preset = {k: v for k, v in every if "." not in k or k.partition(".")[0] in known}
+    fedavg = plugins.method(REFERENCE).config
     heirs = [m for m in methods if issubclass(plugins.method(m).config, fedavg)]
     mark = f"{REFERENCE}."
     own = {k.removeprefix(mark): v for k, v in preset.items() if k.startswith(mark)}

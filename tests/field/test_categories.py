@@ -316,6 +316,7 @@ def test_a_table_with_texts_is_a_site_among_others(sites: Path, tmp_path: Path) 
     assert data.domains(tmp_path) == {}
 
 
+@pytest.mark.contrib
 def test_rows_are_named_by_an_identifier(sites: Path, tmp_path: Path) -> None:
     named = pd.read_csv(sites / "east.csv").assign(patient=[f"P-{i:03}" for i in range(90)])
     named.to_csv(tmp_path / "east.csv", index=False)

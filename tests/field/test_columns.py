@@ -12,7 +12,6 @@ from clients.site.memory import Site
 from fedda import data, models
 from fedda.cli.its_files import OPTIONS
 from fedda.config.inputs import Inputs
-from fedda.contrib.lab.comparison import Plan, Variant
 from fedda.data import Reading, naming
 from fedda.errors import ConfigError, DataError, FeddaError, RunError
 from tests.command_lines import call
@@ -119,13 +118,11 @@ def test_names_of_a_wide_table_become_one_digest() -> None:
 
 
 def test_a_printed_command_has_all_that_was_said_of_the_files() -> None:
-    """`fedda choose` and the like name a command to type next, which reads the same files."""
+    """Commands that name another to type next let it read the same files."""
     said = Reading.of("validation", 12, True, True, "label=diagnosis,values=age+sex")
     assert {word[2:].replace("-", "_") for word in said.words if word[:2] == "--"} == {*OPTIONS}
     values = [said.words[said.words.index(flag) + 1] for flag in ("--split", "--gray-bits")]
     assert values == ["validation", "12"] and Reading().words == []
-    plan = Plan(Path("sites"), Path("out"), [Variant("fedavg")], ["west"], [0], {}, reading=said)
-    assert plan.where("west") == ["--simulate", "sites", "--target", "west", *said.words]
 
 
 ODD = {

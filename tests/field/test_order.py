@@ -153,6 +153,7 @@ def test_the_command_and_the_library_answer_row_by_row(tmp_path: Path, form: str
     assert own[:, 1].tolist() == pytest.approx(right, rel=1e-4)
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize("form", [*FORMS, "folders"])
 def test_an_image_to_label_is_the_file_it_says(tmp_path: Path, form: str) -> None:
     path = (class_folders if form == "folders" else FORMS[form][0])(tmp_path / "x")

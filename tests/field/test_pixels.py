@@ -20,7 +20,7 @@ from pydicom.uid import ExplicitVRBigEndian
 
 from fedda import data
 from fedda.errors import DataError
-from tests.contrib.readers.test_radiographs import dicom
+from tests.dicom_files import dicom
 from tests.field.written import (
     DEFLATE,
     GRAY,
@@ -210,6 +210,7 @@ def test_each_pixel_is_right_or_refused(tmp_path: Path, ending: str, trials: Any
     assert right > 5  # not all are refused
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 @pytest.mark.parametrize(("stored", "high"), [(8, 7), (10, 9), (12, 11), (12, 15), (16, 15)])
 @pytest.mark.parametrize("signed", [False, True])
@@ -248,6 +249,7 @@ def turn_round(path: Path) -> None:
     made.save_as(path, enforce_file_format=True)
 
 
+@pytest.mark.contrib
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", None])
 @pytest.mark.parametrize("table", [False, True])
 def test_dicom_windows_and_tables_are_pydicoms_or_refused(

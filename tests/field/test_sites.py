@@ -60,6 +60,7 @@ def site(root: Path, form: str) -> str:
 FORMS = ("npz", "NPZ", "h5", "folder", "csv", "parquet")
 
 
+@pytest.mark.contrib
 def test_each_form_is_a_site_and_all_else_is_named(tmp_path: Path) -> None:
     names = [site(tmp_path, form) for form in FORMS]
     assert list(data.domains(tmp_path)) == names
@@ -80,6 +81,7 @@ def test_two_sites_of_one_name_are_refused(tmp_path: Path, form: str) -> None:
         data.domains(tmp_path)
 
 
+@pytest.mark.contrib
 def test_a_site_in_hdf5_takes_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("npz", "h5"):
         site(tmp_path, form)

@@ -207,6 +207,7 @@ def test_modes_of_torch_change_nothing() -> None:
         np.testing.assert_array_equal(found, plain)
 
 
+@pytest.mark.contrib
 def test_what_an_hdf5_file_calls_missing_is_a_gap(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.array([[1, -9999], [3, 4]], "float32")

@@ -20,7 +20,8 @@ from fedda.contrib.report.page.noted import Noted, collect
 from fedda.errors import RunError
 from fedda.results.read import load
 from tests.command_lines import call
-from tests.contrib.report.test_report import SITES, first, training, without
+from tests.contrib.report.test_report import first, without
+from tests.finished import SITES, training
 
 EVIL = "<script>alert('x')<\"&script>"
 

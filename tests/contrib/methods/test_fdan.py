@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedda import models
-from fedda.errors import Code, QuorumError
+from fedda.contrib.methods.fdan import algorithm as fdan
+from fedda.errors import Code, ConfigError, QuorumError
 from fedda.maths import fourier
 from fedda.settings import RunConfig
 from tests.adversarial_runs import SETTINGS, arrays, assert_as_in_one_place, cases, images, run
@@ -77,3 +78,10 @@ def test_a_target_with_few_images_refuses_to_send_their_median_distance(
         run(careful, tmp_path, "fdan", events.append, **few)
     failed = {e["site"]: e["text"] for e in events if e.get("what") == "failed"}
     assert failed == {"town": Code.CONFIG.public}
+
+
+def test_bandwidths_are_parsed() -> None:
+    assert fdan.Config().bandwidths == (0.25, 0.5, 1, 2, 4)
+    for wrong in ("", "1,", "0", "1,0.0", "a", "-1", "1e3", "nan"):
+        with pytest.raises(ConfigError, match=r"fdan\.multiples.*numbers above 0"):
+            RunConfig.parse({"fdan.multiples": wrong})
