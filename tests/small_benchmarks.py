@@ -4,6 +4,7 @@ import ast
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,7 @@ def files(program: str) -> set[str]:
 STARTED = {"light", "measured", "peers_engine", "peers_flower"}
 
 
+@cache
 def imported(name: str) -> set[str]:
     """The modules of the folder that one of them imports."""
     names = set[str]()
