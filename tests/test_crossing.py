@@ -22,8 +22,10 @@ from fedda.exchange import frames
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import heartbeat_pb2
 from fedda.lane.invitation import KIND, LaneInvitation
+from fedda.ops import chain
 from fedda.wire.packing import Manifest
 from tests import canaries, recorder
+from tests.command_lines import call
 from tests.federation import LOW, Federation
 from tests.listed import TABLES, Cell, cells, fits
 from tests.local_grid import SMALL_SUMS
@@ -332,3 +334,25 @@ def test_the_dictionary_s_coordinates_stay_at_the_sites(hub: Recorded) -> None:
     coordinates = {t.tobytes() for t in tensors if t.ndim == 1 and t.size == 3}
     assert coordinates
     assert canaries.search(coordinates, b"\n".join(hub.places())) == set()
+
+
+@pytest.mark.parametrize("which", ["kd3a", "fdann"])
+def test_the_logs_of_server_and_sites_hold_the_same_hashes(hub: Recorded, which: str) -> None:
+    """Of models, and of sums of gradients."""
+    run = hub.runs / which
+    server = chain.check(run / "crossed.jsonl")
+    assert not server.bad
+    for site in SITES:
+        state = hub.directory / "state" / site
+        log = chain.check(state / "audit.jsonl")
+        assert not log.bad
+        mine = [entry for entry in log.entries if entry.get("run") == which]
+        done = call("policy", "log", "--state-dir", state, "--verify", "--against", run)
+        # Questions about what a site offers are in no run's record.
+        sent = (e for e in mine if e["event"] != "joins" and e.get("kind") != "query")
+        hashes = sorted(e["sha256"] for e in sent)
+        assert hashes == sorted(e["sha256"] for e in server.entries if e["site"] == site)
+        assert f"{len(hashes)} payloads of {site} are in both" in done.output
+        assert sum(e["event"] in ("received", "answered", "refused") for e in mine) >= 2
+        summed = [e["frames"] for e in mine if e["event"] == "summed"]
+        assert all(summed) and len(summed) == (2 if which == "fdann" else 0)

@@ -123,7 +123,13 @@ def test_work_goes_on_where_nobody_reads_what_it_says(
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["settings"], ["methods", "--json"]])
+QUIET = pytest.mark.nightly("fedda/cli/exits.py", "fedda/results/escaping.py")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *(pytest.param(w, marks=QUIET) for w in (["settings"], ["methods", "--json"]))],
+)
 def test_a_command_whose_output_nobody_reads_ends_quietly(words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)

@@ -164,6 +164,7 @@ def test_a_run_goes_on_after_its_server_was_killed(hub: Federation) -> None:
         assert now["weights"] == then["weights"]
 
 
+@pytest.mark.nightly("clients/app.py", "clients/node/resident.py", "strategies/sites")
 def test_the_text_of_an_exception_stays_at_the_site(hub: Federation) -> None:
     data = hub.sites["carl"][1]
     good = data.read_bytes()

@@ -12,35 +12,28 @@ from fedda.cli import app
 from fedda.errors import Code
 from fedda.ops import chain
 from tests.federation import Federation, Run
-from tests.local_grid import SMALL_SUMS
 from tests.patience import PATIENCE
 from tests.processes import leaving_nothing
 
-pytestmark = pytest.mark.slow
+# Each of both is also guarded in one process; what logs hold of real runs is in test_crossing.py.
+pytestmark = pytest.mark.nightly("clients/policy", "clients/app.py", "clients/node")
 
 SITES = ("anna", "bert", "carl", "town")
 POLICY = """
 [allow]
-methods = ["fedavg", "fdann"]
+methods = ["fedavg"]
 [protect]
 min-images = 2
 [budget]
 tests = 1
 """
-SUMMED = {
-    "method": "fdann",
-    "rounds": 1,
-    "train.batch-size": 16,
-    "exchange.rejoin": 1.0,
-    "run.evaluate": False,
-} | SMALL_SUMS
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("policy")
     (folder / "policy.toml").write_text(POLICY)
-    options = ["--min-examples", "1", "--policy", str(folder / "policy.toml")]
+    options = ["--policy", str(folder / "policy.toml")]
     hub = Federation(folder / "hub", client_options=dict.fromkeys(SITES, options))
     with leaving_nothing(hub) as made:
         yield made
@@ -52,14 +45,6 @@ def averaged(hub: Federation) -> Run:
     run = hub.begin(
         "averaged", {"method": "fedavg", "rounds": 2, "wait.settle": 0.0, "wait.tries": 1}
     )
-    run.finish()
-    return run
-
-
-@pytest.fixture(scope="module")
-def summed(hub: Federation) -> Run:
-    """A run that sums gradients."""
-    run = hub.begin("summed", SUMMED | {"wait.settle": 0.0})
     run.finish()
     return run
 
@@ -108,25 +93,3 @@ def test_a_spent_budget_of_tests_stays_spent_after_a_restart(
     again.finish()
     assert again.find("trouble", what="failed", site="town", text=Code.BUDGET.public)
     assert "budget of 1 models to test is spent" in hub.processes["town"].text()
-
-
-@pytest.mark.parametrize("which", ["averaged", "summed"])
-def test_both_logs_hold_the_same_hashes(
-    hub: Federation, which: str, request: pytest.FixtureRequest
-) -> None:
-    run: Run = request.getfixturevalue(which)
-    server = chain.check(run.folder / "crossed.jsonl")
-    assert not server.bad
-    for site in SITES:
-        mine = entries(hub, site, run)
-        done = log(hub.directory / "state" / site, run.folder)
-        assert done.exit_code == 0, done.output
-        # Questions about what a site offers are in no run's record.
-        sent = (e for e in mine if e["event"] != "joins" and e.get("kind") != "query")
-        hashes = sorted(e["sha256"] for e in sent)
-        assert hashes == sorted(e["sha256"] for e in server.entries if e["site"] == site)
-        crossed = sum(e["event"] in ("received", "answered", "refused") for e in mine)
-        assert f"{len(hashes)} payloads of {site} are in both" in done.output
-        assert crossed >= 2
-    (gradients,) = [e for e in entries(hub, "bert", run) if e["event"] == "summed"] or [{}]
-    assert gradients.get("frames") == (4 if which == "summed" else None)
