@@ -56,7 +56,7 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
 ) -> None:
     """Two processes compute the same as one, and what they exchange is counted."""
     hub.act("bert", {"3": ["hold", 0]})
-    near = {"exchange.join": PATIENCE, "wait.train": 10.0 * FACTOR, "wait.tries": 20}
+    near = {"exchange.join": PATIENCE, "wait.train": 5.0 * FACTOR, "wait.tries": 20}
     run = hub.begin("broken", DILS | near)
     wait_for_act(hub, run.folder, "bert", "hold in round 3")
     hub.kill("bert")
