@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,10 @@ def test_a_methods_package_is_what_the_page_shows_and_runs(
     page = (Path(__file__).parents[1] / "docs" / "first-method.md").read_text()
     assert f"# pyproject.toml\n{pyproject}```" in page
     assert tomllib.loads(pyproject)["project"]["name"] == "fedda-norms"
-    code = "from fedda_norms import algorithm, client, strategy; print(algorithm.METHOD.name)"
-    path = os.pathsep.join([str(package.parent), *sys.path])
-    assert sh(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=path) == "norms\n"
+    monkeypatch.syspath_prepend(package.parent)
+    halves = {part: import_module(f"fedda_norms.{part}") for part in ("client", "strategy")}
+    assert halves["client"].Source and halves["strategy"].STRATEGY
+    assert import_module("fedda_norms.algorithm").METHOD.name == "norms"
     for odd in ("norms", "kd3a", "My Method", "a/b"):
         begun(Path("method"), odd, code=1)
     begun(Path("study"), "norms", code=1)

@@ -104,10 +104,13 @@ RUNS: list[dict[str, Any]] = [
 ]
 
 
+MORE = pytest.mark.nightly("clients", "fedda/secure", "fedda/wire", "strategies")
+
+
 @pytest.mark.parametrize(
     "settings",
-    # Convolutions take their time.
-    [pytest.param(s, marks=pytest.mark.slow if "model__name" in s else []) for s in RUNS],
+    # Convolutions take their time: the official settings alone are in the gate.
+    [pytest.param(s, marks=[MORE] * ("model__name" in s and s is not RUNS[-1])) for s in RUNS],
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()) or "default",
 )
 def test_the_result_is_the_open_ones_to_the_bit(

@@ -123,6 +123,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph(ROOT)).prepare()  # raises an error that names the circle
 
 
+def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
+    def of_contrib(module: str) -> bool:
+        return module.startswith("fedda.contrib.")
+
+    core = {m: to for m, to in graph(ROOT).items() if not of_contrib(m)}
+    assert not [(m, to) for m, found in core.items() for to in found if of_contrib(to)]
+    assert len(core) < len(graph(ROOT)) and sum(map(len, core.values())) > 1000
+
+
 def test_methods_are_loaded_by_plugins_and_do_not_import_it() -> None:
     edges = graph(ROOT)
     algorithms = {m for m in edges if m.startswith("fedda.algorithms.")}
