@@ -169,10 +169,11 @@ def number(name: str, value: object) -> Change:
     return lambda numbers, arrays: numbers.update({name: value})
 
 
-# What no rule lists is told by name in test_wire.py, and drawn by chance in test_unlisted.py.
+# What no rule lists is told by name in test_wire.py.
 LEAKS: dict[str, Change] = {
     "a text": number("steps", SECRET),
     "a tensor": number("steps", torch.ones(())),
+    "many numbers": lambda numbers, _: numbers.update({f"focus/{i}": 0.5 for i in range(40)}),
     "an extra array": lambda _, arrays: arrays.update(features=features((40, 16))),
     "not a number": number("steps", float("nan")),
 }
@@ -536,6 +537,7 @@ FORGED: dict[str, tuple[Forged, str]] = {
     ),
     "no array": (lambda q, r: changed(q, r, without=["model"]), "sent no model"),
     "no steps": (lambda q, r: changed(q, r, without=["steps"]), "sent no steps"),
+    "many numbers": (numbers(**{f"focus/{i}": 1.0 for i in range(40)}), "focus/"),
     "nan": (numbers(steps=float("nan")), "steps from .* not finite"),
     "plain arrays": (plain_arrays, "is serialised as 'numpy.ndarray'"),
     "other records": (lambda q, r: raw(q, fitres=ConfigRecord({"x": 1})), "record 'fitres'"),

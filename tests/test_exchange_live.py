@@ -98,23 +98,6 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
 
 
 @pytest.mark.nightly("fedda/exchange")
-@pytest.mark.parametrize("method", ["fdann", "fdan"])
-def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
-    settings = SUMMED | {"method": method, "rounds": 2, "train.batch-size": 16}
-    results = hub.begin(method, settings).finish()
-    assert results["events"] == []
-    alone = hub.alone(method, settings)
-    assert final_model(results, method) == final_model(alone, method)
-    last = rounds(results, method)[2]
-    assert set(last["weights"]) == {"anna", "bert", "carl", "town"}
-    assert all(
-        f"{way} {role} gradient" in last["bytes"]
-        for way in ("to", "from")
-        for role in ("source", "target")
-    )
-
-
-@pytest.mark.nightly("fedda/exchange")
 def test_fruda_measures_all_candidates_at_once_and_chooses_as_in_one_process(
     hub: Federation,
 ) -> None:

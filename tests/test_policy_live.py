@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 from tests.processes import leaving_nothing
 
 # Each of both is also guarded in one process; what logs hold of real runs is in test_crossing.py.
-pytestmark = pytest.mark.nightly("clients/policy", "clients/app.py", "clients/node")
+pytestmark = pytest.mark.nightly("clients/policy", "clients/app.py", "fedda/cli/client.py")
 
 SITES = ("anna", "bert", "carl", "town")
 POLICY = """
