@@ -14,15 +14,14 @@ from typing import Any
 import click
 import markdown
 import pytest
-import typer
 import yaml
 from fontTools.ttLib import TTFont
 
-from fedda import cli, plugins
+from fedda import plugins
 from fedda.cli import exits, wire_table
 from fedda.contrib.audit import prove
 from fedda.settings import overrides
-from tests.command_lines import below
+from tests.command_lines import below, whole
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -94,7 +93,7 @@ def typed(text: str) -> Iterator[list[str]]:
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that words name, and the words after its name."""
-    command: Any = typer.main.get_command(cli.app)
+    command: Any = whole("fedda")
     rest = ["client", *words[1:]] if words[0] == "fedda-client" else words[1:]
     while (known := below(command)) and rest and rest[0][0] != "-":
         command, rest = known[rest[0]], rest[1:]
