@@ -8,13 +8,11 @@ round 2. "2 distil" is one hop of that round; "2 test" is the target's test of i
     hold        waits, before it works, until FILE no longer says so
     hold push   waits like this within its reply, of which the first piece is at the server
     drip        sends the pieces of its reply one by one, that many seconds apart
-    raise       fails with that text
 
-"join": "hold" keeps the site from joining, and "offer": "hold" from saying what it offers. "early":
-true makes it confirm its work before it has it. "gone":
-true makes it answer questions as the server does for a node that is gone. "loss": 0.3 loses so many
-of its requests to the server, or their answers, and breaks its stream before so many pieces of a
-reply.
+"join": "hold" keeps the site from joining. "early": true makes it confirm its work before it has
+it. "gone": true makes it answer questions as the server does for a node that is gone. "loss": 0.3
+loses so many of its requests to the server, or their answers, and breaks its stream before so many
+pieces of a reply.
 """
 
 import json
@@ -82,8 +80,6 @@ def misbehave(message: Message, site: Site, step: str, honest: Any) -> Message:
         say(what, step, message.metadata.run_id)
     if what == "hold":
         held(step)
-    if what == "raise":
-        raise ValueError(value)
     return honest(message, site)
 
 
@@ -102,11 +98,8 @@ PUSHES: dict[str, Callable[[str, float], None]] = {
 class HostileEnd(lane_end.LaneEnd):
     """An end of a lane whose replies hang, and whose connections break."""
 
-    of_reply: tuple[str, str, float] = (
-        "",
-        "",
-        0.0,
-    )  # how to send the next reply, of which step, with what pauses
+    # How to send the next reply, of which step, with what pauses.
+    of_reply: tuple[str, str, float] = ("", "", 0.0)
     doing: tuple[str, str, float] = of_reply  # the same for the reply that is on its way
     slow = ""  # its request
     run = 0  # of that reply
@@ -178,15 +171,6 @@ class Hostile(Fleet):
         raise httpx.ReadError("lost", request=request)
 
 
-def offer(self: Site, honest: Any = Site.offer) -> dict[str, Any]:
-    """Return the site's offer once FILE lets it."""
-    if act("offer") == "hold":
-        print("acting: hold the offer", flush=True)
-    while act("offer") == "hold":
-        time.sleep(0.1)
-    return honest(self)
-
-
 def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
     """Run the site's `serve` once FILE lets it join."""
     while act("join") == "hold":
@@ -196,7 +180,7 @@ def serve(*args: Any, honest: Any = resident.serve, **options: Any) -> None:
 
 if __name__ == "__main__":
     app.train, app.evaluate = train, evaluate
-    Site.offer, resident.serve = offer, serve
+    resident.serve = serve
     resident.Fleet = Hostile  # pyright: ignore[reportPrivateImportUsage]
     resident.Lanes = HostileLanes  # pyright: ignore[reportPrivateImportUsage]
     lanes.LaneEnd = HostileEnd  # pyright: ignore[reportPrivateImportUsage]

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from typer.testing import CliRunner
 from fedda import cli
 from fedda.cli.client import app as client_app
 from fedda.settings import overrides
+
+
+@cache
+def whole(program: str) -> click.Command:
+    """All commands of a program."""
+    return typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
 
 
 def call(*words: object, code: int | None = 0, columns: int = 0) -> Result:
@@ -48,7 +55,7 @@ def parse(words: list[str]) -> dict[str, Any]:
         ConfigError: the command line changes a setting that does not exist.
     """
     program, *rest = words
-    command: Any = typer.main.get_command({"fedda": cli.app, "fedda-client": client_app}[program])
+    command: Any = whole(program)
     while known := below(command):
         name, *rest = rest
         if name not in known:

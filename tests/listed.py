@@ -4,22 +4,16 @@ The checks of the code under test are not used here, so that the two can be comp
 """
 
 import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 from typer.testing import CliRunner
 
 from fedda import cli
-from fedda.wire.packing import Packed
 
 TABLES = {"answers", "answers-refined"}  # of whole numbers, by class
 KINDS = {"model", "atoms", "statistics", "gradient"}
 SITE = r"[^./][^/]{0,63}"  # what `*` stands for: the name of a site, which is printable, too
-
-Layout = list[tuple[str, str, tuple[int, ...]]]
 
 
 @dataclass
@@ -41,32 +35,6 @@ class Cell:
             else:
                 cell.numbers |= {name for names, _ in items for name in names.split(", ")}
         return cell
-
-    def allows(
-        self,
-        arrays: Mapping[str, Packed],
-        numbers: Mapping[str, Any],
-        layouts: Mapping[str, Layout],
-        sites: int,
-    ) -> bool:
-        """Whether so much may cross; `layouts` has that of each array by its name before a `/`."""
-        seen: Counter[str] = Counter()
-        for name, packed in arrays.items():
-            pattern = next((p for p in self.arrays if fits(name, p)), None)
-            if pattern is None or str(packed.manifest.kind) != self.arrays[pattern]:
-                return False
-            found = [(e.name, e.dtype, e.shape) for e in packed.manifest.entries]
-            if found != layouts[name.split("/")[0]]:
-                return False
-            seen[pattern] += 1
-        for name, value in numbers.items():
-            pattern = next((p for p in self.numbers if fits(name, p)), None)
-            table = isinstance(value, list) and all(type(n) is int for n in value)
-            alone = type(value) in (int, float)
-            if pattern is None or not (table if name in TABLES else alone):
-                return False
-            seen[pattern] += 1
-        return all(count <= sites for pattern, count in seen.items() if "*" in pattern)
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -1,11 +1,10 @@
-"""The benchmarks' programs on small data: their arguments, and the figures that they promise."""
+"""The benchmarks' programs on small data: their arguments."""
 
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -113,24 +112,6 @@ SMALL = {
 }
 # A table that is tested by itself -> the program that makes it.
 PROGRAM_OF = {"lazy": "adversarial", "methods": "exchange"}
-# What --table methods prints, apart from the load.
-OF_METHODS = {f"{method}_over_central" for method in ("dils", "fdann", "mdan", "fada")}
-OF_METHODS |= {"fada_steps_over_central", "cpu_over_central", "central_threads", "central_s"}
-OF_METHODS |= {"round_s", "cpu_s", "attention_s", "sums", "message_s", "messages_s"}
-# Promised keys that are missing because the short run leaves out a part.
-LEFT_OUT: dict[str, set[str]] = {
-    "accuracy": {"main", "ablation", "rounds", "malicious"},
-    "adversarial": {"mnist-rotations", "digits", "lazy"},
-    "breakdown": {"flower_s"},
-    "candidates": {"time", "lies"},
-    "chain": {"mnist", "mnist-same", "mnist-paper"},
-    "exchange": OF_METHODS,
-    "lazy": {"mnist-rotations", "digits", "rotations"},
-    "memory": {"models_above_idle_N", "models_above_start_N", "sites_N"},
-    "photos": {"frozen", "finetuned", "dils", "adversarial", "fada", "source-free", "blocks"},
-    "overhead": {"live_client_cpu_ratio"},
-    "robust": {"claimed_N", "fourfold_N", "noise_N", "nan_N"},
-}
 
 
 def make_data(folder: Path) -> None:
@@ -170,31 +151,6 @@ def words(name: str, here: Path) -> list[str]:
     return [word.replace("HERE", str(here)) for word in shlex.split(SMALL[name])]
 
 
-def check_promised(name: str, figures: Any) -> None:
-    """Compare the keys of what was printed with those that the program's docstring lists."""
-    program = PROGRAM_OF.get(name, name)
-    names = set(keys(figures))
-    names |= {re.sub(r"_\d+(?=_|$)", "_N", key) for key in names}
-    left_out = LEFT_OUT.get(name, set())
-    if name == "methods":
-        left_out = promised(program) - OF_METHODS - {"load_before"}
-    assert promised(program) - names == left_out
-
-
-def keys(figures: Any) -> Iterator[str]:
-    """Yield the keys of an object and of all objects in it."""
-    for value in figures.values() if isinstance(figures, dict) else figures:
-        if isinstance(value, dict | list):
-            yield from keys(value)
-    yield from figures if isinstance(figures, dict) else ()
-
-
-def promised(program: str) -> set[str]:
-    """Return the keys that a benchmark's docstring lists; N stands for a number."""
-    text = ast.get_docstring(ast.parse((FOLDER / f"{program}.py").read_text()))
-    return set(re.findall(r"^    ([\w-]+)  +\S", text or "", re.MULTILINE))
-
-
 def files(program: str) -> set[str]:
     """A program and the modules of its folder that it imports or names, also by another."""
     found, todo = set[str](), {program}
@@ -209,6 +165,7 @@ def files(program: str) -> set[str]:
 STARTED = {"light", "measured", "peers_engine", "peers_flower"}
 
 
+@cache
 def imported(name: str) -> set[str]:
     """The modules of the folder that one of them imports."""
     names = set[str]()

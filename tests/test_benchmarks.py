@@ -1,4 +1,4 @@
-"""The benchmarks' programs: all take their arguments; nightly each runs in small.
+"""The benchmarks' programs: nightly each runs in small.
 
 It is in the gate where the program has changed, or a module that it imports from its folder.
 """
@@ -7,7 +7,6 @@ import importlib
 import json
 import subprocess
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from tests.small_benchmarks import (
     FOLDER,
     PROGRAM_OF,
     SMALL,
-    check_promised,
     files,
     make_data,
-    promised,
     words,
 )
 
@@ -59,38 +56,17 @@ def test_mean_ranks_by_hand(load: Any) -> None:
     assert ranks.friedman(same) == pytest.approx(np.exp(-4.0))
 
 
-class Parsed(Exception):
-    """A program has read its arguments."""
-
-
-@pytest.mark.nightly("examples/benchmarks")
-@pytest.mark.parametrize("name", SMALL)
-def test_every_benchmark_takes_the_arguments_of_its_short_run(
-    name: str, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert {PROGRAM_OF.get(name, name) for name in SMALL} == PROGRAMS
-    parse = ArgumentParser.parse_args
-
-    def parse_alone(parser: ArgumentParser, given: Any = None) -> None:
-        raise Parsed(parse(parser, given))
-
-    monkeypatch.setattr(ArgumentParser, "parse_args", parse_alone)
-    monkeypatch.setattr(sys, "argv", [name, *words(name, tmp_path)])
-    with pytest.raises(Parsed):
-        load(PROGRAM_OF.get(name, name)).main()
-    assert promised(PROGRAM_OF.get(name, name))
-
-
 def case(name: str) -> object:
     about = pytest.mark.nightly(*sorted(files(PROGRAM_OF.get(name, name))))
     return pytest.param(name, marks=about)
 
 
 @pytest.mark.parametrize("name", [case(name) for name in SMALL])
-def test_a_benchmark_in_small_prints_what_it_promises(name: str, here: Path) -> None:
+def test_a_benchmark_in_small_prints_figures(name: str, here: Path) -> None:
+    assert {PROGRAM_OF.get(name, name) for name in SMALL} == PROGRAMS
     pytest.importorskip(NEEDS.get(name, "torch"))
     program = FOLDER / f"{PROGRAM_OF.get(name, name)}.py"
-    check_promised(name, json.loads(ran(program, *words(name, here)).splitlines()[-1]))
+    assert json.loads(ran(program, *words(name, here)).splitlines()[-1])
 
 
 def ran(program: Path, *words: str, cwd: Path | None = None) -> str:

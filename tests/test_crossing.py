@@ -7,8 +7,6 @@ tests/listed.py.
 
 import json
 import sys
-import zlib
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -24,8 +22,10 @@ from fedda.exchange import frames
 from fedda.flower import fleet_pb2 as fleet
 from fedda.flower import heartbeat_pb2
 from fedda.lane.invitation import KIND, LaneInvitation
+from fedda.ops import chain
 from fedda.wire.packing import Manifest
 from tests import canaries, recorder
+from tests.command_lines import call
 from tests.federation import LOW, Federation
 from tests.listed import TABLES, Cell, cells, fits
 from tests.local_grid import SMALL_SUMS
@@ -336,25 +336,23 @@ def test_the_dictionary_s_coordinates_stay_at_the_sites(hub: Recorded) -> None:
     assert canaries.search(coordinates, b"\n".join(hub.places())) == set()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        lambda x: x,
-        lambda x: np.frombuffer(x, np.uint8).astype(np.float16).tobytes(),
-        lambda x: (np.frombuffer(x, np.uint8) / 255).astype(np.float32).tobytes(),
-        lambda x: (np.frombuffer(x, np.uint8) / 255).tobytes(),
-        lambda x: x.hex().encode(),
-        lambda x: b64encode(b"abc" + x + b"de"),
-        lambda x: b64encode(b"ab" + x),
-        lambda x: b64encode(b"a" + x),
-        lambda x: zlib.compress(b"abc" + x),
-        lambda x: zlib.compress(b"abc" + x.hex().encode(), wbits=31),
-    ],
-)
-@pytest.mark.parametrize("before", [0, 3])
-def test_the_search_finds_every_form(form: Any, before: int) -> None:
-    draw = Random(before)
-    sought = [draw.randbytes(16) for _ in range(20)]
-    place = draw.randbytes(1000 + before) + form(sought[7]) + draw.randbytes(50)
-    assert canaries.found(sought, [place]) == {sought[7]}
-    assert canaries.found(sought, [draw.randbytes(2000)]) == set()
+@pytest.mark.parametrize("which", ["kd3a", "fdann"])
+def test_the_logs_of_server_and_sites_hold_the_same_hashes(hub: Recorded, which: str) -> None:
+    """Of models, and of sums of gradients."""
+    run = hub.runs / which
+    server = chain.check(run / "crossed.jsonl")
+    assert not server.bad
+    for site in SITES:
+        state = hub.directory / "state" / site
+        log = chain.check(state / "audit.jsonl")
+        assert not log.bad
+        mine = [entry for entry in log.entries if entry.get("run") == which]
+        done = call("policy", "log", "--state-dir", state, "--verify", "--against", run)
+        # Questions about what a site offers are in no run's record.
+        sent = (e for e in mine if e["event"] != "joins" and e.get("kind") != "query")
+        hashes = sorted(e["sha256"] for e in sent)
+        assert hashes == sorted(e["sha256"] for e in server.entries if e["site"] == site)
+        assert f"{len(hashes)} payloads of {site} are in both" in done.output
+        assert sum(e["event"] in ("received", "answered", "refused") for e in mine) >= 2
+        summed = [e["frames"] for e in mine if e["event"] == "summed"]
+        assert all(summed) and len(summed) == (2 if which == "fdann" else 0)

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fedda.cli.launch import INTERRUPTED
+from fedda.data import digits
 from tests import forked
 from tests.command_lines import call
 from tests.patience import PATIENCE, wait_until
@@ -28,8 +30,11 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | {"FEDDA_MARK": str(folder)}
 
 
-def test_the_demo_in_one_round(tmp_path: Path, signal_handlers: None) -> None:
-    """In this process, so that what it starts are forks."""
+def test_the_demo_in_one_round(
+    tmp_path: Path, signal_handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, so that what it starts are forks; over fewer images."""
+    monkeypatch.setattr(digits, "build", partial(digits.build, train=300, test=100))
     nothing = forked.CONTEXT.Process(target=print)
     nothing.start()
     nothing.join()

@@ -1,13 +1,10 @@
 """README and the documentation: nothing is missing, and what they tell to type exists."""
 
-import base64
 import importlib
-import json
 import re
 import shlex
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from html import unescape
 from itertools import pairwise
@@ -17,14 +14,13 @@ from typing import Any
 import click
 import markdown
 import pytest
-import typer
 import yaml
 from fontTools.ttLib import TTFont
 
-from fedda import cli, plugins
+from fedda import plugins
 from fedda.cli import exits, wire_table
 from fedda.settings import overrides
-from tests.command_lines import below
+from tests.command_lines import below, whole
 
 pytestmark = pytest.mark.contrib
 
@@ -53,19 +49,6 @@ def test_pages_are_whole_and_the_readme_is_short_enough_to_be_read() -> None:
         assert not missing(text, path.parent), path
         assert not re.findall(r"@[A-Z]+@|TODO|FIXME|XXX", text), path
     assert len((ROOT / "README.md").read_text().split()) <= 1000
-
-
-def test_a_picture_of_the_gallery_is_the_notebooks_and_small() -> None:
-    page = (ROOT / "docs" / "gallery.md").read_text()
-    notebooks = sorted((ROOT / "examples" / "gallery").glob("*.ipynb"))
-    assert len(notebooks) > 2
-    for path in notebooks:
-        cells = json.loads(path.read_text())["cells"]
-        outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-        (drawn,) = (data["image/jpeg"] for data in outputs if "image/jpeg" in data)
-        shown = (ROOT / "docs" / "gallery" / f"{path.stem}.jpg").read_bytes()
-        assert base64.b64decode(drawn) == shown and len(shown) < 100_000
-        assert f"(gallery/{path.stem}.jpg)" in page and f"gallery/{path.name})" in page
 
 
 def test_the_paper_of_every_method_can_be_cited() -> None:
@@ -111,7 +94,7 @@ def typed(text: str) -> Iterator[list[str]]:
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     """Return the command that words name, and the words after its name."""
-    command: Any = typer.main.get_command(cli.app)
+    command: Any = whole("fedda")
     rest = ["client", *words[1:]] if words[0] == "fedda-client" else words[1:]
     while (known := below(command)) and rest and rest[0][0] != "-":
         command, rest = known[rest[0]], rest[1:]
@@ -145,10 +128,6 @@ def made(hooks: Any, text: str) -> str:
     return markdown.markdown(text, extensions=["tables", "md_in_html", hooks.Formulas()])
 
 
-def drawing_of(page: str) -> ET.Element:
-    return ET.fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
-
-
 @pytest.mark.parametrize("name", sorted(plugins.own_methods()))
 def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
     text = hooks.page_of(name)
@@ -169,59 +148,6 @@ def test_a_methods_page_teaches_the_method(hooks: Any, name: str) -> None:
         assert f"`{name}.{field.replace('_', '-')}" in text
     in_sight = text.partition("## Settings")[2].partition("<details")[0].partition("## ")[0]
     assert len(re.findall(r"^\| `", in_sight, flags=re.MULTILINE)) == 3
-
-
-@pytest.mark.parametrize("name", sorted(plugins.own_methods()))
-def test_the_picture_of_a_round_has_what_the_contract_says(hooks: Any, name: str) -> None:
-    """Each part of each hop that a training with default settings has; no text is cut off."""
-    method = plugins.method(name)
-    drawing = drawing_of(hooks.page_of(name))
-    words = [each.text or "" for each in drawing.iter("text")]
-    drawn = [stage.phase for stage in method.schedule(method.config(), 20)]
-    hops = [each for phase in drawn for each in phase.hops.items()]
-    asked = [f"{part}: {hop.replace('_', ' ')}" for hop, parts in hops for part in parts]
-    asked.append("target: test")
-    boxes = [box.get("class", "") for box in drawing.iter("rect")]
-    own = [kind for kind in boxes if kind.startswith("box") and "server" not in kind]
-    assert len(own) == len(asked) and not {*asked} - {*words}
-    contracts = [part for phase in drawn for hop in phase.hops.values() for part in hop.values()]
-    for rule in (rule for part in contracts for rule in (part.enters, part.leaves)):
-        assert not [n for n in (*rule.arrays, *rule.optional) if n not in " ".join(words)]
-    sums = [each for each in drawing.iter("line") if each.get("class") == "sums"]
-    assert bool(sums) == any(phase.gradients for phase in drawn)
-
-
-def test_a_methods_page_has_its_rows_of_the_tables_of_results(hooks: Any) -> None:
-    text = hooks.page_of("kd3a")
-    grand = (ROOT / hooks.RESULTS / "grand.md").read_text()
-    cells = next(line for line in grand.splitlines() if line.startswith("| KD3A ")).split("|")
-    row = [cells[i].strip() for i in (1, 4, 5, 6, 7)]
-    assert f"| {' | '.join(row)} | " in text
-    rounds = 3 * 20 + 4 * 20 + 4 * 12 + 4 * 10 + 3 * 10 + 4 * 60  # of 22 targets
-    assert f" | {float(cells[9]) * 22 / rounds:.1f} | " in text
-    assert len(hooks.page_of("fdann").split("22 targets")) == 3  # its row and FedAvg's
-    assert text.count("| FedDaDiL-") == 0 and hooks.page_of("feddadil").count("| FedDaDiL-") == 2
-    assert "do not have this one" in hooks.page_of("fedbn")
-
-
-def test_the_decision_tree_asks_what_the_page_asks(hooks: Any) -> None:
-    page = (ROOT / "docs" / "which-method.md").read_text()
-    asked = re.findall(r"^## (.+\?)$", page, flags=re.MULTILINE)
-    drawing = drawing_of(hooks.with_tree(page))
-    words = " ".join(each.text or "" for each in drawing.iter("text"))
-    assert len(asked) > 6 and all(question in words for question in asked)
-    boxes = [each.get("class") for each in drawing.iter("rect")]
-    assert boxes.count("box source") == len(asked) and boxes.count("box target") == 1
-    assert all(len(each.text or "") < 56 for each in drawing.iter("text"))
-
-
-def test_formulas_are_typeset_and_code_keeps_its_dollars(hooks: Any) -> None:
-    html = made(hooks, "A $p_i$ costs `$HOME` or 5 $ each.\n\n$$a_1 * b_2 \\lt c \\tag{eq. 5}$$\n")
-    assert "<msub><mi>p</mi><mi>i</mi></msub>" in html and "<code>$HOME</code> or 5 $ each" in html
-    assert '</math><span class="number">eq. 5</span></div>' in html and "<em>" not in html
-    assert "<mi>S</mi><mo" in made(hooks, "$S'$"), "a prime is high by itself"
-    with pytest.raises(ValueError, match=r"has \\nosuch, which cannot be typeset"):
-        made(hooks, "$\\nosuch{x}$")
 
 
 def test_links_out_of_the_documentation_lead_to_its_pages_or_nowhere(hooks: Any) -> None:
@@ -260,15 +186,6 @@ def test_the_pages_are_filled_with_what_crosses_and_the_packages(hooks: Any) -> 
     )
     code = hooks.filled((ROOT / "docs" / "code.md").read_text())
     assert "| `clients/policy` | What a site allows a server to do" in code
-
-
-def test_optional_content_is_in_brackets() -> None:
-    (fedavg,) = [c for c in wire_table.of_method("fedavg") if c.when == "train"]
-    assert fedavg == ("source", "train", "`model`", "`model`; `epsilon, loss, seconds, steps`")
-    dils = {c.part: c for c in wire_table.of_method("dils") if c.when == "adapt"}
-    assert dils["target"].leaves.startswith("[`model`]; ")
-    assert dils["target"].leaves.endswith("; sums of gradients: `discriminator`")
-    assert dils["collaborator"]._replace(part="target") == dils["target"]
 
 
 def test_the_table_of_exit_codes_has_those_of_the_code() -> None:

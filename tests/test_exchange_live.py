@@ -56,7 +56,7 @@ def test_a_site_that_dies_within_an_exchange_is_waited_for_and_nothing_is_lost(
 ) -> None:
     """Two processes compute the same as one, and what they exchange is counted."""
     hub.act("bert", {"3": ["hold", 0]})
-    near = {"exchange.join": PATIENCE, "wait.train": 10.0 * FACTOR, "wait.tries": 20}
+    near = {"exchange.join": PATIENCE, "wait.train": 5.0 * FACTOR, "wait.tries": 20}
     run = hub.begin("broken", DILS | near)
     wait_for_act(hub, run.folder, "bert", "hold in round 3")
     hub.kill("bert")
@@ -95,23 +95,6 @@ def test_a_site_that_is_restarted_within_an_exchange_keeps_nobody_waiting(hub: F
     assert same(hub, "restarted", results, hub.alone("restarted", DILS))
     (ended,) = run.find("trouble", what="exchange ended")
     assert ended["text"].startswith("bert stopped before its last sync")
-
-
-@pytest.mark.nightly("fedda/exchange")
-@pytest.mark.parametrize("method", ["fdann", "fdan"])
-def test_all_sites_sum_at_once(hub: Federation, method: str) -> None:
-    settings = SUMMED | {"method": method, "rounds": 2, "train.batch-size": 16}
-    results = hub.begin(method, settings).finish()
-    assert results["events"] == []
-    alone = hub.alone(method, settings)
-    assert final_model(results, method) == final_model(alone, method)
-    last = rounds(results, method)[2]
-    assert set(last["weights"]) == {"anna", "bert", "carl", "town"}
-    assert all(
-        f"{way} {role} gradient" in last["bytes"]
-        for way in ("to", "from")
-        for role in ("source", "target")
-    )
 
 
 @pytest.mark.nightly("fedda/exchange")

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -37,7 +38,9 @@ USED = {"message_from_proto": "(message_proto)"}
 
 def uses(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each name of `fedda.flower` that a file uses, with an attribute of it or ""."""
-    tree = ast.parse(path.read_text())
+    if "flower" not in (text := path.read_text()):
+        return
+    tree = ast.parse(text)
     names: dict[str, str] = {}  # what the file calls a name -> the name
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "fedda.flower":
@@ -52,12 +55,15 @@ def uses(path: Path) -> Iterator[tuple[str, str]]:
                 yield name, rest
 
 
-USERS: dict[str, set[str]] = defaultdict(set)
-READ: dict[str, set[str]] = defaultdict(set)
-for file in set(FILES) - {Path(__file__)}:
-    for used, attribute in uses(file):
-        USERS[used].add(file.relative_to(ROOT).as_posix())
-        READ[used] |= {attribute} - {""}
+@cache
+def used() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """By each name of `fedda.flower`, the files that use it, and the attributes that they read."""
+    users, read = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for file in set(FILES) - {Path(__file__)}:
+        for name, attribute in uses(file):
+            users[name].add(file.relative_to(ROOT).as_posix())
+            read[name] |= {attribute} - {""}
+    return users, read
 
 
 def lacks(found: Any, needed: str) -> bool:
@@ -76,7 +82,7 @@ def gone(name: str, place: str) -> list[str]:
         return [f"{place}.{name}"]
     needed = {name: USED.get(name, "").split()}
     if isinstance(found, ModuleType):
-        needed[name] += sorted({attribute.partition(".")[0] for attribute in READ[name]})
+        needed[name] += sorted({attribute.partition(".")[0] for attribute in used()[1][name]})
     needed |= {key: USED[key].split() for key in USED if key.startswith(f"{name}.")}
     missing = []
     for key, parts in needed.items():
@@ -91,12 +97,12 @@ def test_flower_still_has(name: str, place: str) -> None:
     missing = gone(name, place)
     assert not missing, (
         f"{supported.installed()} has no {', '.join(missing)}: change fedda/flower and "
-        f"{', '.join(sorted(USERS[name]))}"
+        f"{', '.join(sorted(used()[0][name]))}"
     )
 
 
 def test_every_name_is_used_and_everything_used_is_a_name() -> None:
-    assert set(PLACES) - set(USERS) == set()
+    assert set(PLACES) - set(used()[0]) == set()
     assert {key.partition(".")[0] for key in USED} <= set(PLACES)
 
 
@@ -105,7 +111,7 @@ def test_every_name_is_used_and_everything_used_is_a_name() -> None:
 
 def private(text: str) -> Iterator[str]:
     """Yield what a module imports of Flower beyond its public interface, or names in a string."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(ast.parse(text)) if "flwr" in text else ():
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]

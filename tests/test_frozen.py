@@ -287,7 +287,7 @@ def test_a_site_downloads_nothing(
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(m, marks=[NIGHTLY] * (m not in ("kd3a", "fdann", "feddadil")))
+        pytest.param(m, marks=[NIGHTLY] * (m not in ("kd3a", "feddadil")))
         for m in plugins.own_methods()
     ],
 )

@@ -146,7 +146,7 @@ def archive(**members: bytes) -> bytes:
 
 
 LABELLED = member((6,), "<i8", LABELS.astype("<i8").tobytes())
-ZEROS = bytes(300 * 2**20)
+ZEROS = 300 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ ZEROS = bytes(300 * 2**20)
         (member((6, -2), "<f4", b""), "claims|cannot be read|negative|empty"),
         (member((6, 2), "|O", b"cos\nsystem\n(S'true'\ntR."), "Python objects"),
         (member((6, 2), "[('a', '<f4')]", b"\0" * 48), "cannot be read|vectors as numbers"),
-        (member((6, len(ZEROS) // 24), "<f4", ZEROS), "which only zeros can"),
+        (b"", "which only zeros can"),
     ],
     ids=["rows", "columns", "bytes", "negative", "pickle", "records", "zeros"],
 )
 def test_arrays_that_claim_much_cost_nothing(tmp_path: Path, x: bytes, said: str) -> None:
     path = tmp_path / "site.npz"
-    path.write_bytes(archive(x=x, y=LABELLED))
+    path.write_bytes(archive(x=x or member((6, ZEROS // 24), "<f4", bytes(ZEROS)), y=LABELLED))
     with peak(50), pytest.raises(DataError, match=said) as caught:
         data.load_source(path)
     assert "\n" not in str(caught.value)

@@ -494,7 +494,7 @@ def test_an_operator_is_told_what_is_wrong_with_a_certificate(error: str, told: 
             client.sites()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly("fedda/ops/spawn.py", "fedda/ops/federation.py", "server/superlink/gateway.py")
 def test_no_process_remains_when_the_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom tests.federation import Federation\n"

@@ -48,6 +48,7 @@ from fedda.ops.address import address as parsed
 from server import lane_grid
 from server.lane_grid import LaneGrid
 from server.simulation import identity
+from server.superlink import listener as superlink_listener
 from server.superlink.listener import Listener, Loop
 from server.superlink.relay import Relay
 from tests.patience import PATIENCE, wait_until
@@ -724,7 +725,10 @@ def test_strangers_are_refused_in_a_sentence(
     assert field.ask(request())[11].has_content()
 
 
-def test_idle_strangers_do_not_keep_a_site_from_its_run(field: Field) -> None:
+def test_idle_strangers_do_not_keep_a_site_from_its_run(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(superlink_listener, "HANDSHAKE_S", 1.0)
     idle = []
     hello = b"\x16\x03\x01\x02\x00" + field.grid.host.name.encode()
     for _ in range(60):

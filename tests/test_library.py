@@ -128,24 +128,6 @@ def test_a_run_goes_on_only_with_the_data_it_began_with(
 
 
 @pytest.mark.nightly("fedda/library")
-def test_an_interrupted_run_goes_on(
-    tmp_path: Path, finished: fedda.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "run"
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(simulated, "Display", Impatient)
-        fedda.simulate(sites(), target="t", seeds=2, dir=place, **{**FEW, "quiet": False})
-    with pytest.raises(RunError, match="holds no results"):
-        fedda.load(place)
-    run = fedda.simulate(sites(), target="t", seeds=2, dir=place, resume=True, **FEW)
-    ours, theirs = ([t.accuracies for t in r.results.trainings] for r in (run, finished))
-    assert ours == theirs
-    same(fedda.load(place).results, run.results.raw)
-    with pytest.raises(RunError, match="holds a run already"):
-        fedda.simulate(sites(), target="t", dir=place, **FEW)
-
-
-@pytest.mark.nightly("fedda/library")
 def test_compare_gives_the_numbers_of_single_runs(tmp_path: Path, finished: fedda.Run) -> None:
     found = fedda.compare(sites(), ["kd3a"], target="t", seeds=2, dir=tmp_path / "c", **FEW)
     ours = {(s.variant, s.seed): s.last for s in found.scores}

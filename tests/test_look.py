@@ -225,14 +225,6 @@ def test_one_odd_pixel_changes_no_byte(tmp_path: Path, channels: int) -> None:
     assert sent[0] == sent[1]
 
 
-def test_ten_images_with_it_do_show(tmp_path: Path) -> None:
-    """Otherwise the test before could not fail."""
-    x = photos(200)
-    x[:20, :10] = 251
-    made = Looked([site(tmp_path, "anna", x, labels(200)), *two(tmp_path)[1:]], tmp_path)
-    assert made.told("anna")["arrays"]["share"][0][-1] > 0
-
-
 def test_exactly_the_listed_content_crosses(tmp_path: Path) -> None:
     made = Looked(two(tmp_path), tmp_path)
     assert {m.metadata.message_type for m in made.grid.requests} == {"query.look"}

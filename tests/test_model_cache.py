@@ -61,7 +61,9 @@ def always_sent(domains: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         return one_run(domains, tmp_path_factory.mktemp("sent"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.nightly("fedda/wire"))]
+)
 def test_every_model_goes_to_the_target_once(domains: Any, tmp_path: Any, dtype: str) -> None:
     results, model, grid = one_run(domains, tmp_path / "held", **{"wire.dtype": dtype})
     with pytest.MonkeyPatch.context() as patch:

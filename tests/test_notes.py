@@ -335,7 +335,7 @@ def test_a_site_takes_no_notes_without_a_folder_or_if_switched_off(tmp_path: Pat
 # ---- which sites take notes --------------------------------------------------------------------
 
 
-def test_the_client_can_switch_notes_off(
+def test_the_client_can_switch_notes_off_and_gives_its_policy(
     domains: list[Node], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -347,11 +347,14 @@ def test_the_client_can_switch_notes_off(
     module = import_module("fedda.cli.client")  # fedda.cli calls the command by the same name
     monkeypatch.setattr(module, "_logging", lambda file: None)
     words = ["--role", "source", "--data", domains[0]["data"], "--superlink", "h:1", "--insecure"]
-    words += ["--state-dir", str(tmp_path), "--min-images", "16"]
+    (tmp_path / "policy.toml").write_text("[budget]\ntests = 1\n")
+    words += ["--state-dir", str(tmp_path), "--policy", str(tmp_path / "policy.toml")]
+    words += ["--min-images", "16"]
     for more in ([], ["--no-notes"]):
         done = CliRunner().invoke(module.app, [*words, *more])
         assert done.exit_code == 0, done.output
     assert [config["notes"] for config in seen] == [True, False]
+    assert all(json.loads(config["policy"])["budget"]["tests"] == 1 for config in seen)
 
 
 # ---- where the time goes -----------------------------------------------------------------------

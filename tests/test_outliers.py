@@ -259,7 +259,12 @@ def five(domains: list[Node]) -> list[Node]:
     return [*domains, *(domains[n] | {"name": name} for n, name in enumerate(SOURCES[3:]))]
 
 
-@pytest.mark.parametrize("method", ["fdann", "fwdgrl", "fdan", "fada", "mdan"])
+SUMS = pytest.mark.nightly("fedda/exchange", "fedda/adversarial", "clients/shared", "strategies")
+
+
+@pytest.mark.parametrize(
+    "method", ["fdann", *(pytest.param(m, marks=SUMS) for m in ("fwdgrl", "fdan", "fada", "mdan"))]
+)
 def test_one_source_decides_no_training_by_long_gradients_and_is_named(
     five: list[Node], tmp_path: Path, liar: list[float], method: str
 ) -> None:

@@ -351,10 +351,9 @@ STAYING: list[tuple[str, dict[str, Any]]] = [
 
 
 def once_changed(method: str, settings: dict[str, Any]) -> Any:
-    """Two kinds of models in the gate; those of the other methods once their files change."""
-    inside = method == "shot" or settings.get("predict") == "ensemble"
+    """One kind of models in the gate; those of the other methods once their files change."""
     own = (f"clients/{method}.py", f"strategies/{method}.py", f"fedda/contrib/methods/{method}")
-    marks = [] if inside else [pytest.mark.nightly("clients/site/last_step.py", *own)]
+    marks = [] if method == "shot" else [pytest.mark.nightly("clients/site/last_step.py", *own)]
     return pytest.param(method, settings, marks=marks)
 
 

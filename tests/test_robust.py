@@ -349,7 +349,13 @@ def test_a_site_whose_updates_are_always_too_long_is_always_heard(
     assert re.search(r"scaled by 0\.\d+, as guard\.max-update is 2$", texts[0])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "adabn", "kd3a", "autodial"])
+OTHERS = pytest.mark.nightly("strategies", "fedda/maths/bounds.py")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "kd3a", *(pytest.param(m, marks=OTHERS) for m in ("fedprox", "adabn", "autodial"))],
+)
 def test_however_long_a_lie_is_it_counts_as_the_bound(domains: list[Node], method: str) -> None:
     images = IMAGES if method in ("adabn", "autodial") else {}
     models = []

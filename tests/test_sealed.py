@@ -104,10 +104,13 @@ RUNS: list[dict[str, Any]] = [
 ]
 
 
+MORE = pytest.mark.nightly("clients", "fedda/secure", "fedda/wire", "strategies")
+
+
 @pytest.mark.parametrize(
     "settings",
-    # Convolutions take their time.
-    [pytest.param(s, marks=pytest.mark.slow if "model__name" in s else []) for s in RUNS],
+    # Convolutions take their time: the official settings alone are in the gate.
+    [pytest.param(s, marks=[MORE] * ("model__name" in s and s is not RUNS[-1])) for s in RUNS],
     ids=lambda s: ",".join(f"{k}={v}" for k, v in s.items()) or "default",
 )
 def test_the_result_is_the_open_ones_to_the_bit(
@@ -460,7 +463,7 @@ def on_server(hub: Federation, run: Run, marks: Mapping[bytes, str]) -> set[str]
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads memory through /proc")
 def test_no_process_or_file_of_the_server_ever_holds_a_sources_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asked for it; the same search finds every source's model where the relay is open."""
     marks: dict[bytes, str] = {}
@@ -473,33 +476,33 @@ def test_no_process_or_file_of_the_server_ever_holds_a_sources_model(
             marks[weight.tobytes()[64:128]] = self.site.name
         return arrays
 
-    settings = {"method": "kd3a", "rounds": 2}
-    with Federation(tmp_path / "hub", acting=True) as hub:
-        with monkeypatch.context() as patch:
-            patch.setattr(clients_fedavg.Source, "outgoing", spied)
-            alone = hub.alone("alone", settings)
-        assert sorted(marks.values()) == SOURCES
-        models = []
-        town = hub.processes["town"]
-        hidden = {"secure": "auto", "kd3a.relay": "auto", "run.baseline": "fedavg"}
-        for time, (relay, more) in enumerate((("sealed", hidden), ("open", {})), 1):
-            hub.act("town", {"2 distil": ["hold", 0]})
-            run = hub.begin(relay, settings | more)
-            wait_until(lambda n=time: town.text().count(HELD) == n, HELD)
-            assert is_alive(program_of(run.folder))
-            found = on_server(hub, run, marks)
-            hub.act("town", {})
-            results = run.finish()
-            found |= on_server(hub, run, marks)
-            assert found == (set() if more else set(SOURCES)), relay
-            models.append(final_model(results, "kd3a"))
-            if not more:
-                continue
-            (kd3a,), (fedavg,) = (results["trainings"][m] for m in ("kd3a", "fedavg"))
-            assert (kd3a["hidden"], fedavg["hidden"]) == ("sealed", "sum")
-            kinds = {key for each in (kd3a, fedavg) for key in each["bytes"]}
-            assert "from source model" not in kinds
-            assert {"from source sealed", "from source masked"} <= kinds
-            card = (run.folder / CARD).read_text()
-            assert "Secure sums" in card and "Sealed models" in card
-        assert models[0] == models[1] == final_model(alone, "kd3a")
+    settings = {"method": "kd3a", "rounds": 2, "run.seeds": "7"}  # no other run's models
+    with monkeypatch.context() as patch:
+        patch.setattr(clients_fedavg.Source, "outgoing", spied)
+        alone = hub.alone("relay", settings)
+    assert sorted(marks.values()) == SOURCES
+    models = []
+    town = hub.processes["town"]
+    hidden = {"secure": "auto", "kd3a.relay": "auto", "run.baseline": "fedavg"}
+    for relay, more in (("sealed", hidden), ("open", {})):
+        before = town.text().count(HELD)
+        hub.act("town", {"2 distil": ["hold", 0]})
+        run = hub.begin(f"relay-{relay}", settings | more)
+        wait_until(lambda n=before: town.text().count(HELD) > n, HELD)
+        assert is_alive(program_of(run.folder))
+        found = on_server(hub, run, marks)
+        hub.act("town", {})
+        results = run.finish()
+        models.append(final_model(results, "kd3a"))
+        if not more:
+            assert found == set(SOURCES)
+            continue
+        assert not found | on_server(hub, run, marks)
+        (kd3a,), (fedavg,) = (results["trainings"][m] for m in ("kd3a", "fedavg"))
+        assert (kd3a["hidden"], fedavg["hidden"]) == ("sealed", "sum")
+        kinds = {key for each in (kd3a, fedavg) for key in each["bytes"]}
+        assert "from source model" not in kinds
+        assert {"from source sealed", "from source masked"} <= kinds
+        card = (run.folder / CARD).read_text()
+        assert "Secure sums" in card and "Sealed models" in card
+    assert models[0] == models[1] == final_model(alone, "kd3a")

@@ -442,10 +442,8 @@ def test_each_encoder_has_the_rates_of_a_single_model() -> None:
     assert all(rate == (1.0 if "bottleneck" in n else 0.1) for n, rate in rates.items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "mean", ["probabilities", pytest.param("logits", marks=pytest.mark.nightly("fedda/models"))]
-)
+@pytest.mark.nightly("fedda/models", "fedda/cli/export.py")
+@pytest.mark.parametrize("mean", ["probabilities", "logits"])
 def test_models_side_by_side_are_exported(tmp_path: Path, mean: str) -> None:
     """`export` compares the file's answers with those of the models."""
     config = ModelConfig(name="digit-cnn", bottleneck=6)

@@ -256,7 +256,13 @@ def test_through_noise_on_tests_no_refusal_tells_of_an_image(
         probe({}, pair[1], **real)
 
 
-@pytest.mark.parametrize("method", ["kd3a", "shot", "decision", "comda", "fada"])
+OTHERS = pytest.mark.nightly("clients", "fedda/contrib/methods")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["kd3a", "shot", *(pytest.param(m, marks=OTHERS) for m in ("decision", "comda", "fada"))],
+)
 def test_through_noise_on_tests_no_name_and_no_error_tells_of_an_image(
     tmp_path: Path, fresh_sites: None, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -1,8 +1,6 @@
 """No room of the house grows beyond its budget."""
 
 import ast
-import io
-import tokenize
 from collections import Counter
 from pathlib import Path
 
@@ -48,29 +46,21 @@ BUDGETS = {
     "strategies": 1_269,  # what an added strategy returns is checked, and is finite
     "strategies/sites": 744,
 }
-NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}
 
 
 def code_lines(text: str) -> int:
     """How many lines of a module have code: none of comments, docstrings and texts of settings."""
     prose: set[int] = set()
+    inside: set[int] = set()
     for node in ast.walk(ast.parse(text)):
-        value = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            prose |= {*range(value.lineno, (value.end_lineno or value.lineno) + 1)}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            lines |= {*range(token.start[0], token.end[0] + 1)}
-    return len(lines - prose)
+        alone = isinstance(node, ast.Expr)
+        value = node.value if alone else node
+        if isinstance(value, ast.JoinedStr) or isinstance(getattr(value, "value", None), str):
+            its = {*range(value.lineno, (value.end_lineno or value.lineno) + 1)}  # type: ignore[attr-defined]
+            prose |= its if alone and isinstance(value, ast.Constant) else set()
+            inside |= its if not alone else set()
+    lines = enumerate(map(str.strip, text.split("\n")), 1)
+    return len(({i for i, line in lines if line and line[0] != "#"} | inside) - prose)
 
 
 def rooms() -> Counter[str]:

@@ -17,7 +17,10 @@ from tests.local_grid import make_domains
 from tests.patience import PATIENCE, wait_until
 from tests.test_walkthroughs import Terminals, answers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly(
+    *("clients/app.py", "clients/node", "fedda/cli/client.py", "fedda/flower", "fedda/lane"),
+    *("server/app.py", "server/lane_grid.py"),
+)
 terminals = test_walkthroughs.terminals
 
 ROUND = {"rounds": 1, "run.evaluate": False}
@@ -30,11 +33,7 @@ ROUND = {"rounds": 1, "run.evaluate": False}
             {"method": "fdann", "exchange.min-examples": 1, "exchange.expose-features": True},
             "",
         ),  # gradients are summed on streams
-        pytest.param(
-            {"method": "kd3a", "run.transport": "flower"},
-            "--stock",
-            marks=pytest.mark.nightly("clients/app.py", "fedda/cli/client.py"),
-        ),
+        ({"method": "kd3a", "run.transport": "flower"}, "--stock"),
     ],
 )
 def test_a_run_gives_what_it_gives_in_one_process(

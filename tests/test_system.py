@@ -31,8 +31,7 @@ draw = np.random.default_rng(0)
 x = draw.normal(size=(150, 4)).astype("float32")
 y = (x[:, 0] > 0).astype(int)
 data = {"a": (x[:50], y[:50]), "b": (x[50:100], y[50:100]), "c": (x[100:], None)}
-found = fedda.simulate(data, "c", "kd3a", dir="made", rounds=1, preset="table", baseline="none",
-                       quiet=True)
+found = fedda.simulate(data, "c", "fedavg", dir="made", rounds=1, preset="table", quiet=True)
 print(len(found.model.predict(x[100:])))
 """
 COMMAND = """
@@ -54,10 +53,17 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path) -> None:
-    assert python(RUN + COMMAND, tmp_path).startswith("50\n")
-    assert (tmp_path / "runs" / "adabn" / "report.html").is_file()
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(RUN, marks=pytest.mark.slow),
+        pytest.param(RUN + COMMAND, marks=pytest.mark.nightly("fedda/ops", "fedda/cli")),
+    ],
+    ids=["library", "command"],
+)
+def test_a_simulation_needs_nothing_that_windows_lacks(tmp_path: Path, code: str) -> None:
+    assert python(code, tmp_path).startswith("50\n")
+    assert (tmp_path / "runs" / "adabn" / "report.html").is_file() == (code != RUN)
 
 
 @pytest.mark.nightly("fedda/ops")

@@ -111,7 +111,12 @@ IN_TURN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", IN_TURN)
+LATER = pytest.mark.nightly("server", "strategies", "clients/base.py", "clients/shared")
+
+
+@pytest.mark.parametrize(
+    "method", ["kd3a", *(pytest.param(m, marks=LATER) for m in IN_TURN if m != "kd3a")]
+)
 def test_each_target_is_adapted_as_if_it_were_alone(
     sites: list[Node], flat: dict[str, Any], tmp_path: Path, method: str
 ) -> None:
@@ -236,7 +241,7 @@ def asked_back(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return awaited
 
 
-@pytest.mark.parametrize("method", ["kd3a", pytest.param("dils", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["kd3a", pytest.param("dils", marks=LATER)])
 def test_a_run_stopped_at_its_second_target_goes_on_bit_for_bit(
     sites: list[Node],
     flat: dict[str, Any],

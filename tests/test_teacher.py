@@ -65,7 +65,7 @@ HEIRS = pytest.mark.nightly("clients/site/teacher.py", "clients/shot.py", "fedda
 
 
 @pytest.mark.parametrize(
-    "method", ["kd3a", "shot", *(pytest.param(m, marks=HEIRS) for m in ("decision", "comda"))]
+    "method", ["kd3a", *(pytest.param(m, marks=HEIRS) for m in ("shot", "decision", "comda"))]
 )
 def test_a_method_hears_a_good_teacher(method: str, tmp_path: Path) -> None:
     """Sources with mostly wrong labels teach nothing; a teacher that knows the classes helps."""

@@ -7,6 +7,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 # A method's classes have the same names in each method; `fedda.Model` is the library's own.
 OF_METHODS = {"Source", "Target", "Collaborator", "Config", "Member", "Model"}
@@ -121,6 +123,16 @@ def test_a_method_is_three_small_files() -> None:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter(graph(ROOT)).prepare()  # raises an error that names the circle
+
+
+@pytest.mark.contrib
+def test_nothing_of_the_core_imports_what_is_built_on_it() -> None:
+    def of_contrib(module: str) -> bool:
+        return module.startswith("fedda.contrib.")
+
+    core = {m: to for m, to in graph(ROOT).items() if not of_contrib(m)}
+    assert not [(m, to) for m, found in core.items() for to in found if of_contrib(to)]
+    assert len(core) < len(graph(ROOT)) and sum(map(len, core.values())) > 1000
 
 
 def test_methods_are_loaded_by_plugins_and_do_not_import_it() -> None:

@@ -135,7 +135,15 @@ def test_an_empty_class_folder_is_a_class_without_examples(tmp_path: Path) -> No
         data.describe(place, "source")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "kd3a", "feddadil", "shot", "decision", "mdan"])
+def of(method: str) -> Any:
+    own = [f"{top}/{method}.py" for top in ("clients", "strategies", "fedda/algorithms")]
+    own.append(f"fedda/contrib/methods/{method}")
+    return pytest.param(method, marks=pytest.mark.nightly("clients/site", "clients/base.py", *own))
+
+
+@pytest.mark.parametrize(
+    "method", ["fedavg", "kd3a", *map(of, ("feddadil", "shot", "decision", "mdan"))]
+)
 def test_a_source_without_one_class_takes_part(tmp_path: Path, method: str) -> None:
     sites = (("a", CLASSES), ("b", ("fox", "cat")), ("c", CLASSES), ("t", CLASSES))
     for name, classes in sites:

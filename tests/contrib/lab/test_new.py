@@ -1,9 +1,9 @@
 """`fedda new`: a study that runs as it is written."""
 
-import os
+import runpy
 import shlex
-import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,18 @@ import pytest
 from fedda.cli.helped import joined
 from tests.command_lines import call
 from tests.local_grid import make_domains
-from tests.test_packaging import sh
 
 
 def begun(folder: Path, *words: str, code: int = 0) -> str:
     return call("new", folder, *words, code=code).output
 
 
-def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
+def test_a_study_of_ones_own_data_runs_as_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    signal_handlers: None,
+) -> None:
     sites = tmp_path / 'all "sites"'
     sites.mkdir()
     make_domains(sites)
@@ -32,8 +36,12 @@ def test_a_study_of_ones_own_data_runs_as_written(tmp_path: Path) -> None:
     assert [words[3] for words in typed if words[:2] == ["fedda", "choose"]] == [str(sites)]
     text = study.read_text().replace('"rounds" = 10', '"rounds" = 1\n"train.batch-size" = 16')
     study.write_text(text.replace('"vectors"', '""').replace('["adabn", "kd3a"]', '["fedprox"]'))
-    made = sh(sys.executable, "study.py", cwd=folder, PYTHONPATH=os.pathsep.join(sys.path))
-    assert "FedProx on town" in made and (folder / "runs" / "comparison.md").exists()
+    monkeypatch.chdir(folder)
+    runpy.run_path("study.py", run_name="__main__")
+    assert (
+        "FedProx on town" in capsys.readouterr().out
+        and (folder / "runs" / "comparison.md").exists()
+    )
 
 
 def test_the_digits_come_with_a_study(tmp_path: Path) -> None:
@@ -82,9 +90,10 @@ def test_a_methods_package_is_what_the_page_shows_and_runs(
     page = (Path(__file__).parents[3] / "docs" / "first-method.md").read_text()
     assert f"# pyproject.toml\n{pyproject}```" in page
     assert tomllib.loads(pyproject)["project"]["name"] == "fedda-norms"
-    code = "from fedda_norms import algorithm, client, strategy; print(algorithm.METHOD.name)"
-    path = os.pathsep.join([str(package.parent), *sys.path])
-    assert sh(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=path) == "norms\n"
+    monkeypatch.syspath_prepend(package.parent)
+    halves = {part: import_module(f"fedda_norms.{part}") for part in ("client", "strategy")}
+    assert halves["client"].Source and halves["strategy"].STRATEGY
+    assert import_module("fedda_norms.algorithm").METHOD.name == "norms"
     for odd in ("norms", "kd3a", "My Method", "a/b"):
         begun(Path("method"), odd, code=1)
     begun(Path("study"), "norms", code=1)

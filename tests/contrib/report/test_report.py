@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import threading
 import time
 from pathlib import Path
@@ -75,15 +74,6 @@ def test_weights_are_means_of_the_last_round_and_zero_for_a_site_left_out() -> N
     left_out["trainings"]["kd3a"][0]["rounds"][-1]["weights"] = {"bus": 1.0}
     weights = summary(left_out)["methods"]["kd3a"]["weights"]
     assert weights == pytest.approx({"bus": 0.7, "clp": 0.2, "tgt": 0.1})
-
-
-def test_the_page_about_json_names_the_scores() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "json.md").read_text()
-    (named,) = re.findall(r"the accuracies \((.+?)\)", page)
-    scores = summary(results())["methods"]["kd3a"]
-    assert {f"`{k}`" for k, v in scores.items() if isinstance(v, dict) and "mean" in v} == {
-        *named.split(", ")
-    }
 
 
 def test_bytes_are_exact_sums_over_the_seeds() -> None:
