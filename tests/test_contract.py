@@ -566,6 +566,23 @@ def test_the_server_refuses_what_is_not_listed(domains: list[Node], case: str) -
     Ledger(Path(), bench.grid, "").message("from", node.name, node.role, 1, forged)
 
 
+def test_no_model_leaves_a_site_whose_training_diverged(
+    domains: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = boundary.release
+
+    def diverged(site: Any, request: Request, arrays: Any, numbers: Any) -> Any:
+        values = arrays["model"].unpack()
+        name = next(iter(values))
+        values[name] = np.full_like(values[name], np.nan)
+        return release(site, request, {"model": packing.pack(values, Kind.MODEL)}, numbers)
+
+    monkeypatch.setattr(boundary, "release", diverged)
+    bench = Bench(domains, "fedavg")
+    reply = bench.call(train_request(bench, "source"))
+    assert reply.has_error() and reply.error.code == Code.NOT_FINITE
+
+
 CHECKS = pytest.mark.nightly(
     "clients/site/boundary.py", "clients/app.py", "strategies/sites/replies.py"
 )
