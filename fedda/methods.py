@@ -29,6 +29,7 @@ PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
+MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
 Signature = Callable[["Tensor"], "Tensor"]  # indices of a site's examples -> what they tell (D,)
 
 
@@ -67,6 +68,14 @@ class Phase:
     def first_hop(self) -> str:
         """The first hop of a round."""
         return next(iter(self.hops))
+
+    @property
+    def sending_hop(self) -> str:
+        """The hop in which sources send their models, hidden or not; empty if there is none."""
+        for hop, parts in self.hops.items():
+            if "source" in parts and MODELS & set(parts["source"].leaves.arrays.values()):
+                return hop
+        return ""
 
     @property
     def parts(self) -> frozenset[str]:

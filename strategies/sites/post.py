@@ -182,7 +182,7 @@ class Post:
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = CachedModels()
         self.lost: dict[str, str] = {}
-        self._setup = setup
+        self._setup, self._task = setup, setup.task.flat()
 
     def write(
         self,
@@ -209,7 +209,7 @@ class Post:
         """
         self.open[node.name] = (part, layouts, arrays.get(MODEL))
         tables = {"exchange": exchange} if exchange else {}
-        tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._setup.task.flat()}
+        tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._task}
         wait, tests = self._setup.wait, heading.hop == "test"
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
 
