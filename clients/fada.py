@@ -4,8 +4,6 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, algorithm 1.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,33 +81,17 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
 class Member(fdann.Member):
     """What both parts do in models II and III."""
 
-    def align(self) -> Numbers:
-        """Lines 3 to 13, for the steps of one round.
+    def prepare(self) -> None:
+        """Load the networks of model III."""
+        self.apart = Disentangling(self, self.labelled) if self.options.disentangles else None
+
+    def train_step(
+        self, indices: Tensor, optimizer: torch.optim.Optimizer, q: float
+    ) -> StepNumbers:
+        """Lines 3 to 13: one step of all networks; DI moves by the sum of both sides' gradients.
 
         A site that the server does not invite to sum gradients leaves out line 6.
         """
-        options, count = self.options, self.request.steps
-        self.copies: dict[str, Any] = {}
-        optimizer = self.optimizer()
-        self.apart = Disentangling(self, self.labelled) if options.disentangles else None
-        totals: StepNumbers = {}
-        summing = self.request.exchange or self.side == "target"  # which learns from nothing else
-        with self.stream() if summing else nullcontext() as stream:
-            images = self.unsummed(count) if stream is None else self.whole_windows(count)
-            if stream is not None:
-                self.join(stream)
-            for i in range(count):
-                q = (self.request.round - 1 + i / count) / self.task.rounds
-                numbers = self.train_step(next(images), optimizer, options.weights.alignment_at(q))
-                totals = {n: totals.get(n, 0.0) + v for n, v in numbers.items()}
-            self.leave()
-        means = {n: float(total) / count for n, total in totals.items()}
-        return means | self.clipped() | {"steps": count}
-
-    def train_step(
-        self, indices: Tensor, optimizer: torch.optim.Optimizer, weight: float
-    ) -> StepNumbers:
-        """Take one step of all networks; DI moves by the sum of both sides' gradients."""
         apart = self.apart
         if apart is None:
             z = f_di = f_ds = self.features(indices)
@@ -118,7 +100,7 @@ class Member(fdann.Member):
         loss, numbers = z.new_zeros(()), {}
         if self.copies:
             pull, numbers = self.step(f_di)  # eqs. 4 and 5
-            loss = weight * pull
+            loss = self.options.weights.alignment_at(q) * pull
         if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
             numbers["loss"] = labelled[0].detach()
             loss = loss + sum(labelled)
