@@ -53,9 +53,9 @@ class Gains:
         """
         after, around = gap_of(self.client, model, self.images)
         if self.unit == "share":
-            gain = gap.gap_gain(gap.share(self.before, self.scatter), gap.share(after, around))
+            gain = gap.share(self.before, self.scatter) - gap.share(after, around)
         else:
-            gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
+            gain = (self.before - after) / (self.before or 1.0)
         told = self.client.privatise(GAIN, gain, len(self.images))
         whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
         return told * whole if self.unit == "sum" else told
@@ -83,7 +83,7 @@ class Member(fdann.Member):
 
     def prepare(self) -> None:
         """Load the networks of model III."""
-        self.apart = Disentangling(self, self.labelled) if self.options.disentangles else None
+        self.apart = Disentangling(self) if self.options.disentangles else None
 
     def train_step(
         self, indices: Tensor, optimizer: torch.optim.Optimizer, q: float
@@ -113,11 +113,6 @@ class Member(fdann.Member):
             apart.follow()
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
-
-    @property
-    def labelled(self) -> bool:
-        """Whether this part trains on labels."""
-        return False
 
     def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor] | None:
         """Cross entropies of C and CI on the site's labels; None if it has no labels."""
@@ -159,10 +154,6 @@ class Source(Member, fdann.Source):
     """Has labels; in model I it trains on them alone."""
 
     data: Labelled
-
-    @property
-    def labelled(self) -> bool:
-        return True
 
     def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor]:
         """Line 4 or eq. 6: C on f_di, and in model III CI on f_ds."""

@@ -163,15 +163,8 @@ def _check(used: UsedBudget, most: Budget) -> None:
 
 
 def _used(base: sqlite3.Connection) -> UsedBudget:
-    counts = dict(base.execute("SELECT what, n FROM used"))
     (trainings,) = base.execute("SELECT COUNT(*) FROM trainings").fetchone()
-    return UsedBudget(
-        counts.get("rounds", 0),
-        counts.get("tests", 0),
-        trainings,
-        counts.get("bytes", 0),
-        counts.get("looks", 0),
-    )
+    return UsedBudget(trainings=trainings, **dict(base.execute("SELECT what, n FROM used")))
 
 
 def _epsilon(base: sqlite3.Connection, delta: float) -> float:
