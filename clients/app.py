@@ -192,19 +192,7 @@ def answer(
     Raises:
         FeddaError: the site cannot or may not serve it, or the reply may not leave.
     """
-    client = client_for(site, tables["task"], tables["step"])
-    request = Request.make(tables["task"], tables["step"], arrays, tables.get("exchange"))
-    return client.answer(request, test)
-
-
-def client_for(site: Site, task: Mapping[str, Any], step: Mapping[str, Any]) -> Client:
-    """Make the client that serves a request.
-
-    Raises:
-        WireError: the request names no part of a method.
-        PolicyError: the site's policy does not allow the method.
-        ConfigError: there is no such method.
-    """
+    task, step = tables["task"], tables["step"]
     method, hop, part = str(task.get("method")), str(step.get("hop")), str(step.get("part"))
     parts = {part for phase in plugins.method(method).phases for part in phase.parts}
     if part not in parts | {"target"}:  # which every method has, for its test
@@ -213,7 +201,8 @@ def client_for(site: Site, task: Mapping[str, Any], step: Mapping[str, Any]) -> 
             "the same version of fedda."
         )
     site.gate.check_method(method)
-    return plugins.client(method, cast(PartName, part))(site)
+    client: Client = plugins.client(method, cast(PartName, part))(site)
+    return client.answer(Request.make(task, step, arrays, tables.get("exchange")), test)
 
 
 def make_app(

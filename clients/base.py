@@ -40,7 +40,7 @@ from .site import boundary, last_step, notes, output_privacy, state
 from .site.boundary import SiteReply
 from .site.memory import Site
 from .site.request import Numbers, Request
-from .site.workspace import Network, Stateful
+from .site.workspace import Stateful
 
 
 class Client:
@@ -151,27 +151,6 @@ class Client:
         for optimizer in self._paced:
             optimizer.settle()
 
-    def network(
-        self,
-        name: str,
-        make: Callable[[], nn.Module],
-        optimizer: Callable[[Iterable[nn.Parameter]], optim.Optimizer] | None = None,
-    ) -> Network:
-        """Return a network that stays at this site, with its optimizer, as after the last round.
-
-        In the first round of a phase, or if this site has no state of it, it is a new one from
-        `make`. Its state is kept in memory and, with a state directory, on the site's disk.
-
-        Args:
-            name: its name among this part's networks.
-            make: makes a new one; if it draws from the run's seed, all sites begin with the same.
-            optimizer: makes the optimizer of its parameters; by default the run's.
-        """
-        module = make().to(self.device)
-        network = Network(module, (optimizer or self.optimizer)(module.parameters()))
-        self.register_state(name, network)
-        return network
-
     def register_state(self, name: str, thing: Stateful, strict: bool = False) -> None:
         """Restore an object's state from an earlier round, and keep its state after this one.
 
@@ -206,8 +185,8 @@ class Client:
 
     def save_adapted(self) -> None:
         """Write `adapted` for `fedda predict`, if this site keeps anything on its disk."""
-        path, task = state.model_path(self.site, self.task), self.task
-        if path is not None:
+        task = self.task
+        if (path := state.model_path(self.site, task.training, state.ADAPTED)) is not None:
             models.save(path, self.adapted(), classes=task.names, **task.about_model)
 
     def batches(self) -> Iterator[Tensor]:

@@ -3,8 +3,8 @@
 Gan et al., FRUDA, https://arxiv.org/abs/2112.13381, algorithm 1.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from fedda.adversarial.discriminators import (
     HALVES,
-    Half,
     accuracy,
     discriminator_loss,
     flat_gradient,
@@ -44,7 +43,9 @@ class Pair(Summing):
         done = count * per_step * self.rounds_before
         draws = self.generator("penalty")
         totals: dict[str, Tensor | float] = {}
-        with self.stream() as stream, self.mode(half):
+        # An encoder that is not trained has no dropout, and its running statistics stay.
+        still = nullcontext() if half.mapping else evaluating(self.model)
+        with self.stream() as stream, still:
             copies = [self.copy(stream, group.name) for group in self.exchange.groups]
             encoder = self.paced(self.adam()) if half.mapping else None
             self.register_state("model", Network(self.model, encoder), strict=True)
@@ -82,9 +83,7 @@ class Pair(Summing):
                 copy.sync.settle()
         each = {"loss": count}  # all others are of the discriminator's steps
         numbers = {n: float(t) / each.get(n, count * per_step) for n, t in totals.items()}
-        numbers |= {"steps": count}
-        clipped = [share for copy in copies if (share := copy.sync.clipped) is not None]
-        return numbers | {"clipped": mean(clipped)} if clipped else numbers
+        return numbers | {"steps": count} | self.clipped(copies)
 
     def copy(self, stream: Stream, group: str) -> Copy:
         """Make this site's copy of a group's discriminator, from the last round if it has one."""
@@ -135,12 +134,6 @@ class Pair(Summing):
     def beside(self, z: Tensor, indices: Tensor) -> Tensor | float:
         """Return a further loss that the same step minimises: here none."""
         return 0.0
-
-    @contextmanager
-    def mode(self, half: Half) -> Iterator[None]:
-        """Use an encoder that is not trained in evaluation mode: no dropout, running statistics."""
-        with nullcontext() if half.mapping else evaluating(self.model):
-            yield
 
 
 class Collaborator(Pair, fedavg.Source):

@@ -4,8 +4,6 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, algorithm 1.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,9 +53,9 @@ class Gains:
         """
         after, around = gap_of(self.client, model, self.images)
         if self.unit == "share":
-            gain = gap.gap_gain(gap.share(self.before, self.scatter), gap.share(after, around))
+            gain = gap.share(self.before, self.scatter) - gap.share(after, around)
         else:
-            gain = gap.gap_gain(self.before, after) / (self.before or 1.0)
+            gain = (self.before - after) / (self.before or 1.0)
         told = self.client.privatise(GAIN, gain, len(self.images))
         whole = float(f"{self.before:.2e}")  # what exact gains are multiples of, as it may leave
         return told * whole if self.unit == "sum" else told
@@ -83,33 +81,17 @@ def gap_of(client: Client, model: Model, images: Tensor) -> tuple[float, float]:
 class Member(fdann.Member):
     """What both parts do in models II and III."""
 
-    def align(self) -> Numbers:
-        """Lines 3 to 13, for the steps of one round.
+    def prepare(self) -> None:
+        """Load the networks of model III."""
+        self.apart = Disentangling(self) if self.options.disentangles else None
+
+    def train_step(
+        self, indices: Tensor, optimizer: torch.optim.Optimizer, q: float
+    ) -> StepNumbers:
+        """Lines 3 to 13: one step of all networks; DI moves by the sum of both sides' gradients.
 
         A site that the server does not invite to sum gradients leaves out line 6.
         """
-        options, count = self.options, self.request.steps
-        self.copies: dict[str, Any] = {}
-        optimizer = self.optimizer()
-        self.apart = Disentangling(self, self.labelled) if options.disentangles else None
-        totals: StepNumbers = {}
-        summing = self.request.exchange or self.side == "target"  # which learns from nothing else
-        with self.stream() if summing else nullcontext() as stream:
-            images = self.unsummed(count) if stream is None else self.whole_windows(count)
-            if stream is not None:
-                self.join(stream)
-            for i in range(count):
-                q = (self.request.round - 1 + i / count) / self.task.rounds
-                numbers = self.train_step(next(images), optimizer, options.weights.alignment_at(q))
-                totals = {n: totals.get(n, 0.0) + v for n, v in numbers.items()}
-            self.leave()
-        means = {n: float(total) / count for n, total in totals.items()}
-        return means | self.clipped() | {"steps": count}
-
-    def train_step(
-        self, indices: Tensor, optimizer: torch.optim.Optimizer, weight: float
-    ) -> StepNumbers:
-        """Take one step of all networks; DI moves by the sum of both sides' gradients."""
         apart = self.apart
         if apart is None:
             z = f_di = f_ds = self.features(indices)
@@ -118,7 +100,7 @@ class Member(fdann.Member):
         loss, numbers = z.new_zeros(()), {}
         if self.copies:
             pull, numbers = self.step(f_di)  # eqs. 4 and 5
-            loss = weight * pull
+            loss = self.options.weights.alignment_at(q) * pull
         if (labelled := self.classified(f_di, f_ds, indices)) is not None:  # line 4 and eq. 6
             numbers["loss"] = labelled[0].detach()
             loss = loss + sum(labelled)
@@ -131,11 +113,6 @@ class Member(fdann.Member):
             apart.follow()
             numbers |= apart.step(z)  # eqs. 7 and 8
         return numbers
-
-    @property
-    def labelled(self) -> bool:
-        """Whether this part trains on labels."""
-        return False
 
     def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor] | None:
         """Cross entropies of C and CI on the site's labels; None if it has no labels."""
@@ -177,10 +154,6 @@ class Source(Member, fdann.Source):
     """Has labels; in model I it trains on them alone."""
 
     data: Labelled
-
-    @property
-    def labelled(self) -> bool:
-        return True
 
     def classified(self, f_di: Tensor, f_ds: Tensor, indices: Tensor) -> list[Tensor]:
         """Line 4 or eq. 6: C on f_di, and in model III CI on f_ds."""

@@ -4,6 +4,7 @@ Ganin et al., JMLR 2016, https://arxiv.org/abs/1505.07818; federated by the exch
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -44,37 +45,52 @@ class Member(Summing):
     halves: ClassVar[int] = 2  # of a loss, in a sum over the members
 
     def align(self) -> Numbers:
-        """Train on cross entropy, if there are labels, + lambda times the adversarial loss."""
-        task, count = self.task, self.request.steps
-        per_step = self.critic_steps()
+        """Train on cross entropy, if there are labels, + lambda times the adversarial loss.
+
+        The server invites no source that has too few images to sum gradients over; such a one
+        trains on its labels alone.
+        """
+        count, ahead = self.request.steps, 0
+        self.copies: dict[str, Any] = {}
         optimizer = self.optimizer()
+        self.prepare()
         totals: StepNumbers = {}
-        with self.stream() as stream:
-            images = self.whole_windows(count * per_step)
-            self.join(stream)
+        summing = self.request.exchange or self.side == "target"  # which learns from nothing else
+        with self.stream() if summing else nullcontext() as stream:
+            if stream is None:
+                images = self.unsummed(count)
+            else:
+                ahead = self.critic_steps() - 1
+                images = self.whole_windows(count * (ahead + 1))
+                self.join(stream)
             for i in range(count):
-                q = (self.request.round - 1 + i / count) / task.rounds
-                self.lead(islice(images, per_step - 1))
-                indices = next(images)
-                z = self.features(indices)
-                pull, numbers = self.step(z)
-                loss = self.options.reversal.at(q) * pull
-                if (labelled := self.classify(z, indices)) is not None:
-                    numbers["loss"] = labelled
-                    loss = loss + labelled
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                totals = {n: totals.get(n, 0.0) + _value(v) for n, v in numbers.items()}
+                q = (self.request.round - 1 + i / count) / self.task.rounds
+                self.lead(islice(images, ahead))
+                numbers = self.train_step(next(images), optimizer, q)
+                totals = {n: totals.get(n, 0.0) + value for n, value in numbers.items()}
             self.leave()
         means = {n: float(total) / count for n, total in totals.items()}
-        return means | self.clipped() | {"steps": count}
+        return means | self.clipped(self.copies.values()) | {"steps": count}
 
-    def clipped(self) -> Numbers:
-        """Share of this round's sums in which exchange.clip shortened this site's gradient."""
-        shares = [copy.sync.clipped for copy in self.copies.values()]
-        told = [share for share in shares if share is not None]
-        return {"clipped": sum(told) / len(told)} if told else {}
+    def prepare(self) -> None:
+        """Make what else is trained in this round, before its first step: here nothing."""
+
+    def train_step(
+        self, indices: Tensor, optimizer: torch.optim.Optimizer, q: float
+    ) -> StepNumbers:
+        """Take one step of the model and of the discriminators, if there are any."""
+        z = self.features(indices)
+        loss, numbers = z.new_zeros(()), {}
+        if self.copies:
+            pull, numbers = self.step(z)
+            loss = self.options.reversal.at(q) * pull
+        if (labelled := self.classify(z, indices)) is not None:
+            numbers["loss"] = labelled.detach()
+            loss = loss + labelled
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return numbers
 
     def unsummed(self, count: int) -> Iterator[Tensor]:
         """Batches for so many steps of a site whose gradients stay there."""
@@ -113,7 +129,6 @@ class Member(Summing):
     def join(self, stream: Stream) -> None:
         """Load the discriminators; in the first round make new ones, the same at all sites."""
         self.half = HALVES[self.loss, self.side]
-        self.copies: dict[str, Any] = {}
         for group in self.exchange.groups:
             name = array_of(self.shared, group)
             # 1/K for each of K sources; 1 for the target.
@@ -205,21 +220,6 @@ class Source(Member, fedavg.Source):
 
     data: Labelled
 
-    def align(self) -> Numbers:
-        """Train as every member; without an invitation to the exchange, on labels alone.
-
-        The server invites no source that has too few images to sum gradients over.
-        """
-        return super().align() if self.request.exchange else self.alone()
-
-    def alone(self) -> Numbers:
-        """Take the round's steps on cross entropy -> its mean, and their number."""
-
-        def loss(indices: Tensor) -> Tensor:
-            return self.classify(self.features(indices), indices)
-
-        return self.minimise(loss, batches=self.unsummed(self.request.steps))
-
     def classify(self, z: Tensor, indices: Tensor) -> Tensor:
         return F.cross_entropy(self.model.head(z), self.labels(indices))
 
@@ -238,7 +238,3 @@ def array_of(name: str, group: Group) -> str:
     """Return the name of a group's array; it has the same /SOURCE as the group, if any."""
     _, slash, source = group.name.partition("/")
     return f"{name}{slash}{source}"
-
-
-def _value(number: Any) -> Any:
-    return number.detach() if isinstance(number, Tensor) else number

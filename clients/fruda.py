@@ -61,9 +61,8 @@ class Overheard:
         *_, W, b = self._copy.DI.parameters()
         last = W.numel() + b.numel()
         path = torch.stack([*w, self._weights()])
-        return critic_estimate.told(
-            path, -torch.stack(g), last, v.cpu()
-        )  # a source's half is minus it
+        g_other = -torch.stack(g)  # a source's half is minus it
+        return critic_estimate.told(path, g_other, last, v.cpu())
 
     def _hear(self, g: Tensor) -> None:
         self._heard.append((self._travelling.popleft(), g.double()))
@@ -73,8 +72,7 @@ class Overheard:
         return torch.cat(flat).to("cpu", torch.float64, copy=True)
 
 
-class Source(fedavg.Source):
-    """Trains a model of its own on its labels, like a source of FedAvg."""
+Source = fedavg.Source
 
 
 class Measuring(dils.Pair):
@@ -114,8 +112,7 @@ class Measuring(dils.Pair):
                     copy.move()
             for copy in copies.values():
                 copy.sync.settle()
-        shares = [share for c in copies.values() if (share := c.sync.clipped) is not None]
-        numbers = {"clipped": sum(shares) / len(shares)} if shares else {}
+        numbers = self.clipped(copies.values())
         for name, other in listening.items():
             mean, slack = other.mean(self.values(copies[name], z[name]))
             numbers |= {f"mean/{name}": mean, f"mean-slack/{name}": slack}

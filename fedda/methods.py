@@ -29,6 +29,7 @@ PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
+MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
 Signature = Callable[["Tensor"], "Tensor"]  # indices of a site's examples -> what they tell (D,)
 
 
@@ -67,6 +68,14 @@ class Phase:
     def first_hop(self) -> str:
         """The first hop of a round."""
         return next(iter(self.hops))
+
+    @property
+    def sending_hop(self) -> str:
+        """The hop in which sources send their models, hidden or not; empty if there is none."""
+        for hop, parts in self.hops.items():
+            if "source" in parts and MODELS & set(parts["source"].leaves.arrays.values()):
+                return hop
+        return ""
 
     @property
     def parts(self) -> frozenset[str]:
@@ -230,7 +239,8 @@ class Method:
         rate = max(train.lr, train.lr_end) * max(1.0, getattr(options, "target_pace", 1.0))
         if model.weights != "none" and model.train != "bottleneck":
             rate *= NEW_LAYERS
-        pulls = {"train.weight-decay": train.weight_decay, f"{self.name}.mu": _pull(options)}
+        back = float(getattr(options, "pull", 0.0))  # to the weights that were sent
+        pulls = {"train.weight-decay": train.weight_decay, f"{self.name}.mu": back}
         for key, pull in pulls.items():
             if (shrinks := rate * pull) > MOST_SHRINKING * (1 + 1e-9):
                 raise ConfigError(
@@ -281,11 +291,6 @@ class Method:
                 stages.append(Stage(phase, first, first + count - 1))
                 first += count
         return tuple(stages)
-
-
-def _pull(options: Any) -> float:
-    """How strongly a step pulls the weights back to those that were sent."""
-    return float(getattr(options, "pull", 0.0))
 
 
 def write_schedule(stages: Sequence[Stage]) -> str:

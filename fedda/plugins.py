@@ -338,6 +338,7 @@ def why_not(group: Group, name: str) -> str:
 def forget() -> None:
     """Look again at what is installed, for a process that has just installed something."""
     _scan.cache_clear()
+    _half.cache_clear()
 
 
 # ---- loading ------------------------------------------------------------------------------------
@@ -420,6 +421,7 @@ def _check_settings(made: Method) -> None:
         validate(made.config, unflatten(own), made.name)
 
 
+@cache
 def _half(folder: Half, name: str) -> ModuleType:
     if name in core_methods():
         return halves.load_half(folder, name)

@@ -56,15 +56,11 @@ def joined(blocks: Sequence[Tensor], least: int) -> list[Tensor]:
     """
     ends = [0, *accumulate(map(len, blocks))]
     for number in range(min(ends[-1] // least, len(blocks)), 1, -1):
-        cuts = [*pairwise(_cuts(len(blocks), number))]
+        size, larger = divmod(len(blocks), number)  # of a set, and how many have one block more
+        cuts = [*pairwise(k * size + min(k, larger) for k in range(number + 1))]
         if min(ends[b] - ends[a] for a, b in cuts) >= least:
             return [torch.cat([*blocks[a:b]]) for a, b in cuts]
     return [torch.cat([*blocks])] if blocks else []
-
-
-def _cuts(n: int, parts: int) -> list[int]:
-    """Where to cut n things into nearly equal parts, the larger parts first."""
-    return [k * (n // parts) + min(k, n % parts) for k in range(parts + 1)]
 
 
 def round_images(

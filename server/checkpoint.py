@@ -116,10 +116,11 @@ def read(folder: Path, name: str = FACTS) -> State | None:
             part, rest = name.split("/", 1)
             if part == "model":
                 model[rest] = flat[name]
-        arrays = {
-            name: _packed(Manifest.parse(text), flat, f"memory/{place}/")
-            for place, (name, text) in enumerate(facts.pop("layouts").items())
-        }
+        arrays: dict[str, Packed] = {}
+        for place, (name, text) in enumerate(facts.pop("layouts").items()):
+            layout = Manifest.parse(text)  # in which they were packed before
+            of_it = {e.name: flat[f"memory/{place}/{e.name}"] for e in layout.entries}
+            arrays[name] = lay_out(layout, of_it)
         absent = {each.name for each in fields(State)} - {"model", "arrays"} - set(facts)
         if absent:
             raise LookupError(f"it lacks {', '.join(sorted(absent))}")
@@ -163,8 +164,3 @@ def _write_arrays(path: Path, flat: Arrays) -> str:
         file.flush()
         os.fsync(file.fileno())
     return total.hexdigest()
-
-
-def _packed(manifest: Manifest, flat: Arrays, prefix: str) -> Packed:
-    """Pack a checkpoint's arrays again, in the dtype in which they were packed before."""
-    return lay_out(manifest, {e.name: flat[prefix + e.name] for e in manifest.entries})

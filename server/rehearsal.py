@@ -64,7 +64,7 @@ def rehearse(config: RunConfig, method: str, members: roster.Roster) -> int:
     (session,) = sessions
     sites = set(session.invitations)
     least = config.exchange.min_examples
-    if short := [node for node in members.nodes if _is_short(node, sites, least)]:
+    if short := [n for n in members.nodes if n.name in sites and n.examples < least]:
         few = ", ".join(f"{node.name} has {node.examples}" for node in short)
         left = {node.role for node in members.nodes if node not in short}
         leave = "leave out such sites, " if len(left) > 1 else ""  # else no run is left
@@ -92,7 +92,3 @@ def check_enough(config: RunConfig, members: roster.Roster) -> None:
             f"guard.mean is {rule}{share}, which needs {least} sources in a round, but there are "
             f"{of_round}; set it to {other}, or let more sources take part."
         )
-
-
-def _is_short(node: roster.Node, sites: set[str], least: int) -> bool:
-    return node.name in sites and node.examples < least

@@ -54,7 +54,14 @@ def execute(
     folder = Path(config.run.dir) / config.run.name
     with Curves(config, folder, journal) as curves, alone(folder):
         claim(folder, config)
-        return _train(config, grid, journal, folder, curves, slots)
+        trainings = Trainings(config, grid, journal, folder, curves)
+        trainings.rehearse(slots)
+        trainings.train(trainings.targets)
+        results = trainings.write()
+        if config.open:
+            trainings.serve()
+        journal.write("done", results=str(folder / RESULTS))
+        return results
 
 
 class Trainings:
@@ -182,24 +189,6 @@ class Trainings:
     def _note_members(self) -> None:
         """Write down the roster, as a resumed run has the same members."""
         checkpoint.replace(self.folder / ROSTER, self.members.text().encode())
-
-
-def _train(
-    config: RunConfig,
-    grid: Grid,
-    journal: Journal,
-    folder: Path,
-    curves: Curves,
-    slots: Callable[[], int] | None,
-) -> dict[str, Any]:
-    trainings = Trainings(config, grid, journal, folder, curves)
-    trainings.rehearse(slots)
-    trainings.train(trainings.targets)
-    results = trainings.write()
-    if config.open:
-        trainings.serve()
-    journal.write("done", results=str(folder / RESULTS))
-    return results
 
 
 def meet(folder: Path, config: RunConfig, sites: Sites, journal: Journal) -> roster.Roster:

@@ -6,7 +6,6 @@ The first model is new, or the one that `run.start-from` names, if that fits the
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flwr.serverapp import Grid
 
@@ -14,7 +13,7 @@ from fedda import models, plugins
 from fedda.config import ModelConfig
 from fedda.data.naming import unlike
 from fedda.errors import ConfigError
-from fedda.exchange import LocalHost
+from fedda.exchange import Host, LocalHost
 from fedda.models import Extension, Meta
 from fedda.ops.spawn import LANES
 from fedda.results.read import model_file
@@ -22,9 +21,6 @@ from fedda.settings import RunConfig, Task
 from fedda.wire.packing import Arrays
 
 from .strategy_modules import roster
-
-if TYPE_CHECKING:
-    from fedda.exchange import Host
 
 IF_SEVERAL = "start from one of its trainings"  # advice, if the run has several models
 NAMED = 5  # at most so many class names in an error message
@@ -186,7 +182,7 @@ def hints(task: Task, planned: int, idle: Sequence[str] = ()) -> list[str]:
     return said
 
 
-def host(grid: Grid, notice: Notice) -> "Host | LocalHost | None":
+def host(grid: Grid, notice: Notice) -> Host | LocalHost | None:
     """The host that opens sessions of the exchange; None: sites cannot come here.
 
     Args:
@@ -198,6 +194,4 @@ def host(grid: Grid, notice: Notice) -> "Host | LocalHost | None":
     lanes, folder = getattr(grid, "host", None), os.environ.get(LANES)
     if lanes is None and folder is None:
         return None
-    from fedda.exchange import Host
-
     return Host(lanes or Path(str(folder)), notice)

@@ -34,10 +34,7 @@ from .start import first_model, hints, host, planned_steps, task_for
 from .strategy_modules import base, roster
 from .timing import Phases, TimedMail
 
-FINAL = {
-    Code.POLICY.public,
-    Code.BUDGET.public,
-}  # a site that says so will say so again
+FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
 
 class TrainingRounds:
@@ -67,8 +64,8 @@ class TrainingRounds:
         self.phases = Phases()
         self.mail = TimedMail(grid, self._sent, self._received)
         self.mail.phases, self.mail.lost, self.mail.owed = self.phases, self._lost, self._owed
-        self.mail.failed = lambda: self.strategy is not None and self.strategy.failed()
-        self.strategy: base.FedDA | None = None
+        self.mail.failed = lambda: self.strategy.failed()
+        self.strategy: base.FedDA  # made when the training begins
         self.round = 0
         self._forsaken = False  # whether the target stayed away for as long as the run waits
         self.task = task_for(config, method, seed, members)
@@ -113,16 +110,16 @@ class TrainingRounds:
             self.phases.restart()
             self._fewest: list[int] = []
             try:
-                arrays, numbers = self._train_round(strategy, arrays)
+                arrays, numbers = self._train_round(arrays)
             except (QuorumError, NotFiniteError) as error:
                 made = isinstance(error, NotFiniteError)
                 why = str(error).rstrip(".") if made else self._divergence
-                back = self._gone_back(strategy, state, why)
+                back = self._gone_back(state, why)
                 if back is None:
                     raise
                 state = back
                 break
-            tested = self._tested(strategy, arrays) if self.config.run.evaluate else {}
+            tested = self._tested(arrays) if self.config.run.evaluate else {}
             entry = {
                 "round": self.round,
                 **numbers,
@@ -149,10 +146,10 @@ class TrainingRounds:
             for doubt in set(self._doubts(state.history)) - set(self._doubts(state.history[:-1])):
                 self.journal.write("doubt", **self._about, **doubt.to_json())
             if not self._is_last and (why := diagnostics.collapse(self.task, state.history)):
-                state = self._gone_back(strategy, state, why) or state
+                state = self._gone_back(state, why) or state
             self._say_if_ending(state)
         if resumed == self._last(state) and checkpoint.untested(state):
-            state = self._make_up(strategy, arrays, state)
+            state = self._make_up(arrays, state)
         return self._finish(state)
 
     def _last(self, state: checkpoint.State) -> int:
@@ -162,7 +159,7 @@ class TrainingRounds:
     @property
     def _is_last(self) -> bool:
         """Whether the current round is the training's last."""
-        return self.strategy is not None and self.round == self.strategy.last
+        return self.round == self.strategy.last
 
     def _say_if_ending(self, state: checkpoint.State) -> None:
         """Write to the journal that the training will end early, once that is known."""
@@ -176,16 +173,13 @@ class TrainingRounds:
         said = [t for t in self._said.values() if t.startswith(Code.NOT_FINITE.public)]
         return f"the training has diverged: {said[0]}" if said else ""
 
-    def _gone_back(
-        self, strategy: base.FedDA, state: checkpoint.State, why: str
-    ) -> checkpoint.State | None:
+    def _gone_back(self, state: checkpoint.State, why: str) -> checkpoint.State | None:
         """End the training with the model of the round with the highest infomax -> its last state.
 
         None where that is not possible, as an adapted model stays at the target, or nothing was
         tested.
 
         Args:
-            strategy: the training's.
             state: after the last finished round.
             why: what went wrong; empty if it is no matter of the model.
         """
@@ -194,9 +188,9 @@ class TrainingRounds:
         best = checkpoint.read(self.folder, checkpoint.BEST) if can else None
         if best is None:
             return None
-        self.round = strategy.last = state.round
-        strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
-        tested = self._tested(strategy, strategy.packed(best.model)) or {UNTESTED: True}
+        self.round = self.strategy.last = state.round
+        self.strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
+        tested = self._tested(self.strategy.packed(best.model)) or {UNTESTED: True}
         entry = state.history[-1] | tested | {diagnostics.RETURNED: best.round}
         state = replace(best, round=state.round, history=state.history, best=state.best)
         state = self._amended(state, entry)
@@ -243,29 +237,26 @@ class TrainingRounds:
     def _unpacked(self, arrays: ArrayRecord) -> Arrays:
         return records.from_arrays(arrays, {"model": self._layout.text})["model"].unpack()
 
-    def _train_round(
-        self, strategy: base.FedDA, sent: ArrayRecord
-    ) -> tuple[ArrayRecord, dict[str, Any]]:
+    def _train_round(self, sent: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
         """Train one round; repeat it, up to `wait.tries` times, while too few sites take part."""
         for left in reversed(range(self.config.wait.tries)):
-            memory = strategy.memory.copy()
+            memory = self.strategy.memory.copy()
             self._said.clear()
             try:
                 with self.phases.phase("waiting"):
-                    strategy.roster = self.roster = self.sites.refresh(self.roster)
+                    self.strategy.roster = self.roster = self.sites.refresh(self.roster)
                 with self.phases.phase("aggregate"):
-                    return self._round_trip(strategy, sent)
+                    return self._round_trip(sent)
             except QuorumError as error:
-                strategy.memory = memory
+                self.strategy.memory = memory
                 if not left:
                     raise QuorumError(f"{error}{by_reason(self._said)}") from error
                 with self.phases.phase("waiting"):
-                    self._pause(strategy, str(error))
+                    self._pause(str(error))
         raise AssertionError("wait.tries is at least 1")
 
-    def _round_trip(
-        self, strategy: base.FedDA, sent: ArrayRecord
-    ) -> tuple[ArrayRecord, dict[str, Any]]:
+    def _round_trip(self, sent: ArrayRecord) -> tuple[ArrayRecord, dict[str, Any]]:
+        strategy = self.strategy
         strategy.weights = {}  # stays empty in a round that averages no sites
         try:
             requests = strategy.configure_train(self.round, sent, ConfigRecord(), self.grid)
@@ -282,13 +273,13 @@ class TrainingRounds:
         self.ledger.session(self.round, session, {n.name: n.role for n in self.roster.nodes})
         self._fewest.append(min(session.fewest().values(), default=0))
 
-    def _pause(self, strategy: base.FedDA, why: str) -> None:
+    def _pause(self, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
-        needed, sources = strategy.needed(), strategy.least_sources
+        needed, sources = self.strategy.needed(), self.strategy.least_sources
         self.roster = self.sites.back(self.roster, needed, sources)
         self.journal.trouble("resumed", "", "enough sites are connected again", round=self.round)
 
-    def _tested(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
+    def _tested(self, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Test the new model; repeat it, up to `wait.tries` times -> numbers, None if none came.
 
         The run waits for the target, but not once more in every round while it stays away.
@@ -296,7 +287,7 @@ class TrainingRounds:
         last, target = self._is_last, self.roster.target.name
         self._said.clear()
         for _ in range(self.config.wait.tries):
-            tested = self._test(strategy, arrays)
+            tested = self._test(arrays)
             if tested is not None:
                 self._forsaken = False
                 return tested
@@ -304,7 +295,7 @@ class TrainingRounds:
                 break
             try:
                 with self.phases.phase("waiting"):
-                    strategy.roster = self.roster = self.sites.back(self.roster, {target}, 0)
+                    self.strategy.roster = self.roster = self.sites.back(self.roster, {target}, 0)
             except QuorumError:
                 self._forsaken = True
                 break
@@ -314,12 +305,10 @@ class TrainingRounds:
         self.journal.trouble("untested", target, text, round=self.round, **self._about)
         return None
 
-    def _make_up(
-        self, strategy: base.FedDA, arrays: ArrayRecord, state: checkpoint.State
-    ) -> checkpoint.State:
+    def _make_up(self, arrays: ArrayRecord, state: checkpoint.State) -> checkpoint.State:
         """Test the last round's model if no test of it came back in its round."""
-        self.round = strategy.last = state.round
-        tested = self._tested(strategy, arrays)
+        self.round = self.strategy.last = state.round
+        tested = self._tested(arrays)
         if tested is None:
             return state
         entry = {k: v for k, v in state.history[-1].items() if k != UNTESTED} | tested
@@ -330,17 +319,15 @@ class TrainingRounds:
         counts = [self.roster.counts[n.name] for n in self.roster.sources]
         return diagnostics.doubted(self.task, self.config.run.patience, counts, history)
 
-    def _test(self, strategy: base.FedDA, arrays: ArrayRecord) -> dict[str, Any] | None:
+    def _test(self, arrays: ArrayRecord) -> dict[str, Any] | None:
         """Let the target test the new model -> its numbers, or None if no test came back."""
         with self.phases.phase("test"):
+            strategy = self.strategy
             requests = strategy.configure_evaluate(self.round, arrays, ConfigRecord(), self.grid)
             replies = self.mail.deliver(requests, self.config.wait.evaluate)
             answer = strategy.aggregate_evaluate(self.round, replies)
-        return (
-            None
-            if answer is None
-            else diagnostics.of_test(answer, self.task.classes, self._is_last)
-        )
+        last = self._is_last
+        return None if answer is None else diagnostics.of_test(answer, self.task.classes, last)
 
     @property
     def _stays(self) -> bool:
@@ -387,7 +374,7 @@ class TrainingRounds:
                 self.task, self.config.run.patience, state.round, state.history
             ),
             **({"adapted": kept} if self._stays else {}),
-            **(self.strategy.findings() if self.strategy else {}),
+            **self.strategy.findings(),
             REFINED: state.history[-1].get(REFINED),
             ANSWERED: state.history[-1].get(ANSWERED) or {},
             "doubts": [doubt.to_json() for doubt in self._doubts(state.history)],
@@ -409,7 +396,7 @@ class TrainingRounds:
     def _lost(self, node_id: int, why: str) -> None:
         """Tell the strategy that a node's reply is not waited for any more, and why."""
         node = self.roster.by_id(node_id)
-        if node and self.strategy:
+        if node:
             self.strategy.give_up(node.name, why)
 
     def _owed(self, node_ids: Collection[int]) -> None:

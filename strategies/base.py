@@ -317,10 +317,8 @@ class FedDA(Strategy):
             ConfigError: the round is too short for one sum, or there is no host for the exchange.
         """
         layouts = self.phase.layouts(self.options, self.setup.model)
-        members = {name: [node.name for node in nodes] for name, nodes in groups.items()}
-        every = dict.fromkeys(name for names in members.values() for name in names)
-        compared = [name for name in every if alike and name != self.roster.target.name]
-        self.session = convene(self.setup, layouts, members, syncs, compared)
+        apart = self.roster.target if alike else None
+        self.session = convene(self.setup, layouts, groups, syncs, apart)
 
     def give_up(self, name: str, why: str = "") -> None:
         """Note that a site's reply is not waited for any more, and why if it has not said so."""

@@ -108,16 +108,11 @@ class FRUDA(DILS):
         self.asked, target = self.candidates(), self.roster.target
         pairs = {f"critic/{n.name}": [n, target] for n in self.asked}
         # Each is about a model of its own, and a long gradient spoils its own distance alone.
-        self.convene(pairs, self.sums, alike=False)
+        self.convene(pairs, self.options.measure.steps, alike=False)
         models = {n.name: self.as_sent(self.model_of(n)) for n in self.asked}
         to_target = {f"model/{name}": model for name, model in models.items()}
         to_each = [self.request(n, {"model": models[n.name]}) for n in self.asked]
         return [*to_each, self.request(target, to_target)]
-
-    @property
-    def sums(self) -> int:
-        """Sums of gradients per critic."""
-        return self.options.measure.steps
 
     def examine(self, reply: Reply) -> None:
         """Refuse numbers that are no errors, constants or means.
@@ -263,7 +258,7 @@ class FRUDA(DILS):
         """
         pair = collaborator, target = self.pair()
         self.adjourn()  # the session in which both adapted
-        self.convene({f"critic/{collaborator.name}": pair}, self.sums)
+        self.convene({f"critic/{collaborator.name}": pair}, self.options.measure.steps)
         asked = self.ask(pair, "measure", {"model": self.model})
         by_name = {reply.node.name: reply for reply in asked}
         if missing := [node.name for node in pair if node.name not in by_name]:

@@ -22,7 +22,6 @@ from fedda.config import LEAST_HIDDEN, GuardConfig
 from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RobustMean, RunningMean, least_for
 from fedda.methods import Phase
-from fedda.secure.hiding import sending_hop
 from fedda.secure.masks import FixedPoint, MaskedSum, narrow
 from fedda.wire.packing import Arrays, Packed
 
@@ -109,7 +108,7 @@ class OpenChannel:
             nodes: the sources.
             beside: other sites that are asked in the same hop as the sources train.
         """
-        of, hop, along = self._of, sending_hop(self._of.phase), self._of.sent_along()
+        of, hop, along = self._of, self._of.phase.sending_hop, self._of.sent_along()
         return [
             of.request(node, {"model": of.model_for(node), **along}, hop=hop)
             for node in [*nodes, *beside]
@@ -246,7 +245,7 @@ class MaskedChannel(OpenChannel):
         self, keys: Mapping[Node, Packed], group: Sequence[Node], most: int, needs: set[str]
     ) -> Iterator[Reply]:
         """Ask the group for masked models, and the sites beside it for what they do."""
-        of, hop = self._of, sending_hop(self._of.phase)
+        of, hop = self._of, self._of.phase.sending_hop
         sent = {"model": of.model, **of.sent_along()}
         sent |= {f"key/{node.name}": keys[node] for node in group}
         numbers = {"attempt": self._try[1], "most": most}
@@ -274,7 +273,7 @@ class SealedChannel(OpenChannel):
         if not keys:
             raise QuorumError(f"{name} (target) made no key for this round.")
         sent = {"model": of.model, f"key/{name}": keys[0]}
-        yield from of.ask(self._nodes, sending_hop(of.phase), sent, needs - {"loss"})
+        yield from of.ask(self._nodes, of.phase.sending_hop, sent, needs - {"loss"})
 
     def onward(
         self, sources: Sequence[Reply], numbers: Mapping[str, float]

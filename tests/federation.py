@@ -156,7 +156,7 @@ class Run:
         """Wait for the run's end -> its results."""
         state = self.hub.wait(self.id, seconds)
         log = (self.hub.home / "superlink.log").read_text(errors="replace")[-4000:]
-        assert state.succeeded, f"{state}\n{self.events()[-3:]}\n{log}"
+        assert state.ending == "completed", f"{state}\n{self.events()[-3:]}\n{log}"
         return json.loads((self.folder / "results.json").read_text())
 
 

@@ -124,7 +124,7 @@ def test_the_sum_is_the_plain_mean_to_the_fixed_points_step(point: FixedPoint) -
         assert found[name].dtype == wanted.dtype
         if name in point.bits:
             exact = sum(WEIGHTS[n] * m[name].astype(np.float64) for n, m in sites.items()) / 150
-            step = point.step(name, 150)
+            step = point.members / 2 * 2.0 ** -point.bits[name] / 150  # half a step per site
             assert step < 1e-9
             rounding = np.spacing(np.abs(exact).astype(np.float32))
             assert (np.abs(found[name] - exact) <= step + rounding).all(), name
@@ -244,7 +244,7 @@ def test_the_sum_is_exactly_that_of_the_fixed_point_numbers() -> None:
     assert loss == pytest.approx(1.0, abs=1e-9)
     for name in point.bits.keys() & found.keys():
         exact = sum(WEIGHTS[n] * m[name].astype(np.float64) for n, m in sites.items()) / 150
-        step = point.step(name, 150)
+        step = point.members / 2 * 2.0 ** -point.bits[name] / 150  # half a step per site
         assert step < (2e-6 if name == "a.weight" else 1e-9)
         rounding = np.spacing(np.abs(exact).astype(np.float32))
         assert (np.abs(found[name] - exact) <= step + rounding).all(), name

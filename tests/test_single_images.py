@@ -20,7 +20,7 @@ from fedda.algorithms.kd3a import FOCUS
 from fedda.errors import FewImagesError, NotFiniteError, PolicyError, WireError
 from fedda.models import Model
 from fedda.settings import RunConfig
-from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, accuracy_of, packing
+from fedda.wire import ACCURACY, INFOMAX, LOSS, PREDICTED, Number, packing
 from fedda.wire.packing import Kind
 from tests.local_grid import (
     CLASSES,
@@ -161,7 +161,6 @@ def test_numbers_of_a_test_by_hand() -> None:
     assert privatise(GAIN, -12.3) == -10
     assert privatise(ACCURACY, 2 / 3, 30) == 2 / 3  # steps of 1/30 hide more
     assert privatise(ACCURACY, 0.66666, 30_000) == 0.667
-    assert privatise(accuracy_of("ensemble"), 0.66666, 30_000) == 0.667
 
 
 def test_answers_by_class_by_hand() -> None:

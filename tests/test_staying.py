@@ -33,7 +33,9 @@ class Source(fedavg.Source):
             torch.manual_seed(self.task.seed)
             return nn.Linear(self.model.width, 1)
 
-        network = self.network("second", make)
+        module = make()
+        network = Network(module, self.optimizer(module.parameters()))
+        self.register_state("second", network)
         if self.strict:
             self.register_state("third", Network(nn.Linear(1, 1)), strict=True)
         begins = float(next(network.module.parameters()).detach().sum())

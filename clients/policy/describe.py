@@ -130,16 +130,20 @@ def words(policy: Policy) -> Iterator[str]:
     called = {"tests": "numbers of tests", "look": "what the data look like (`fedda look`)"}
     called["classes"] = "answers to tests by class, in tens"
     called["taught"] = "models that learnt from others sent in the open"
-    yield f"May leave: {_listed([called.get(k, k) for k in may])}."
+    yield f"May leave: {', '.join(called.get(k, k) for k in may)}."
     if not_:
-        yield f"Never leave: {_listed([called.get(k, k) for k in not_])}."
+        yield f"Never leave: {', '.join(called.get(k, k) for k in not_)}."
     yield f"A model is trained on {protect.min_images} images or more, in a round and in each step."
     clip = "" if protect.clip is None else f", of a norm of {protect.clip:g} at most"
     noise = f", with noise of {protect.noise:g} times that norm" if protect.noise else ""
     yield f"A gradient is summed over {protect.min_examples} examples or more{clip}{noise}."
     if protect.test_noise:
         yield f"Numbers of tests carry noise of {protect.test_noise:g} of their range."
-    yield f"In all: {_in_all(policy)}."
+    most = policy.budget
+    yield (
+        f"In all: {_most(most.rounds)} requests to train, {_most(most.tests)} models to test, "
+        f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave."
+    )
     secure = policy.secure
     yield (
         f"{'All models leave' if secure.demand else 'Models may leave'} under masks or sealed to "
@@ -162,12 +166,12 @@ def words(policy: Policy) -> Iterator[str]:
             "and tests on labelled test files. A target's images have no labels, and no noise."
         )
     hours = policy.times.hours
-    yield f"Requests are answered {'at ' + _listed([*hours]) if hours else 'at any time'}."
+    yield f"Requests are answered {'at ' + ', '.join(hours) if hours else 'at any time'}."
     room = 16_000 if policy.keep.megabytes is None else policy.keep.megabytes
     notes = "with" if policy.keep.notes else "without"
     limits = {k: v for k, v in policy.audit.model_dump().items() if v is not None}
     if limits:
-        found = _listed([f"{k} {v:g}" for k, v in limits.items()])
+        found = ", ".join(f"{k} {v:g}" for k, v in limits.items())
         yield f"An audit may find at most: {found}."
     yield f"Trainings may leave {room:,g} MB on this site's disk, {notes} notes."
 
@@ -183,21 +187,9 @@ def left(policy: Policy, spent: Spent) -> Iterator[tuple[str, str, str]]:
     yield "epsilon of noisy runs", f"{spent.epsilon(privacy.delta):.3g}", _most(privacy.epsilon)
 
 
-def _in_all(policy: Policy) -> str:
-    most = policy.budget
-    return (
-        f"{_most(most.rounds)} requests to train, {_most(most.tests)} models to test, "
-        f"{_most(most.trainings)} different trainings, and {_most(most.megabytes)} MB that leave"
-    )
-
-
 def _names(patterns: Names) -> str:
-    return "any" if "*" in patterns else _listed([*patterns]) or "none"
+    return "any" if "*" in patterns else ", ".join(patterns) or "none"
 
 
 def _most(limit: float | None) -> str:
     return "any number of" if limit is None else f"{limit:,g}"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)

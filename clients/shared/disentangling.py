@@ -19,6 +19,7 @@ from fedda.adversarial.disentangle import (
     negative_entropy,
     reconstruction,
 )
+from fedda.data import Labelled
 from fedda.models import evaluating
 from fedda.train import learning_rate, make_optimizer, seed_for
 
@@ -34,11 +35,11 @@ class Disentangling:
 
     Args:
         client: the site's part in this round; it keeps the networks from round to round.
-        labels: whether the site has labels.
     """
 
-    def __init__(self, client: Client, labels: bool) -> None:
+    def __init__(self, client: Client) -> None:
         self.client, self.options = client, client.options
+        labels = isinstance(client.data, Labelled)
         layers, C = client.options.layers, client.task.classes
         d, m = features_width(client), layers.widths[-1]
         self.shuffles = client.generator("marginal")

@@ -1,6 +1,6 @@
 """The base of clients that sum gradients with other sites in mid-round."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,7 +14,8 @@ from fedda.exchange.masked import GradientPoint, MaskedGroup
 from fedda.train import joined, seed_for, windows
 
 from ..base import Client
-from ..site.request import Exchange
+from ..site.request import Exchange, Numbers
+from .shared_discriminator import Copy
 
 
 class Summing(Client):
@@ -121,6 +122,11 @@ class Summing(Client):
             )
         seed, size = seed_for(*self.site.chance(self.task)), self.task.train.batch_size
         yield from windows(groups, size, config.p, seed, first, count)
+
+    def clipped(self, copies: Iterable[Copy]) -> Numbers:
+        """Share of this round's sums in which exchange.clip shortened this site's gradient."""
+        shares = [share for copy in copies if (share := copy.sync.clipped) is not None]
+        return {"clipped": sum(shares) / len(shares)} if shares else {}
 
     @property
     def _least(self) -> int:

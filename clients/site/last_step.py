@@ -14,6 +14,7 @@ from fedda.halves import REFERENCE
 from fedda.models import Model, refined
 from fedda.refining import Refined
 from fedda.wire import AGREED, CHANGED, Number
+from fedda.wire.packing import Arrays
 
 from . import state
 from .memory import Site
@@ -23,28 +24,25 @@ from .teacher import unrelated
 logger = logging.getLogger("fedda.site")
 
 
-class Refining(Protocol):
-    """The members of a method's client that are used here."""
+class ServedClient(Protocol):
+    """The members of a method's client that are used at its site."""
 
     @property
     def site(self) -> Site: ...
-
     @property
     def request(self) -> Request: ...
-
+    @property
+    def trains(self) -> bool: ...
     @property
     def data(self) -> Labelled | Unlabelled: ...
-
-    def privatise(self, number: Number, value: float, images: int) -> float:
-        """A number about a model's answers for so many images, as it leaves this site."""
-        ...
-
-    def adapted(self) -> Model:
-        """The predictor under test as a model that can be kept."""
-        ...
+    @property
+    def model(self) -> Model: ...
+    def adapted(self) -> Model: ...
+    def keepsakes(self) -> Arrays: ...
+    def privatise(self, number: Number, value: float, images: int) -> float: ...
 
 
-def take(client: Refining) -> Refined | None:
+def take(client: ServedClient) -> Refined | None:
     """Refine the last round's model and keep the result here; None if the run asks for none.
 
     Where nothing can be refined, this site's log says why, and the run goes on.
@@ -60,7 +58,7 @@ def take(client: Refining) -> Refined | None:
         made = refining.refined_model(*members, x, *about, taught)
         if taught is not None and (odd := unrelated(taught, made.before)):
             logger.warning("%s", odd)
-        if (path := state.refined_path(site, task.training)) is not None:
+        if (path := state.model_path(site, task.training, state.REFINED)) is not None:
             models.save(path, made.model, classes=task.names, **task.about_model)
             logger.info("the refined model stays here, in %s", path)
     except FeddaError as error:
@@ -72,7 +70,7 @@ def take(client: Refining) -> Refined | None:
     return made
 
 
-def reported(client: Refining, made: Refined | None, images: int) -> Numbers:
+def reported(client: ServedClient, made: Refined | None, images: int) -> Numbers:
     """What a test says without labels of a refined model, over so many images.
 
     If none was made, nothing; but through noise, as of a model that stays as it is: that there is
@@ -86,13 +84,13 @@ def reported(client: Refining, made: Refined | None, images: int) -> Numbers:
     return {n: client.privatise(n, v, images) for n, v in shares.items()}
 
 
-def _source_only(client: Refining) -> Model | None:
+def _source_only(client: ServedClient) -> Model | None:
     """The source-only model, from its last step; None if it had none here, or of other inputs."""
     task, site = client.request.task, client.site
     if task.method == REFERENCE:
         return None
-    own = state.refined_path(site, task.model_copy(update={"method": REFERENCE}).training)
-    path = site.config.source_only or own
+    reference = task.model_copy(update={"method": REFERENCE}).training
+    path = site.config.source_only or state.model_path(site, reference, state.REFINED)
     if path is None or not path.is_file():
         return None
     loaded, meta = models.load(path)

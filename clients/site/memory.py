@@ -158,18 +158,23 @@ class Site:
         made = offer(self.role, self.name, described, self.identity.complete)
         return made if made["tested"] >= self.few else made | {"tested": 0}
 
+    @property
+    def described(self) -> data.Description:
+        """What its data are, as it offered them."""
+        if self._described is None:
+            self.offer()
+        assert self._described is not None
+        return self._described
+
     def check_fit(self, task: Task) -> None:
         """Check that this site's data fit a run, before its first round.
 
         Raises:
             DataError: they do not.
         """
-        if self._described is None:
-            self.offer()
-        assert self._described is not None
         about = task.window, task.missing, task.inputs.columns
-        self._described.check_fit(task.names, *about)
-        counts = self._described.counts
+        self.described.check_fit(task.names, *about)
+        counts = self.described.counts
         if self.labels and (lacks := [name for name in task.names if not counts.get(name)]):
             names = listed([naming.quoted(name) for name in lacks])  # a server chose them
             logger.warning("the run has classes of which this site has no example: [%s]", names)
@@ -180,19 +185,13 @@ class Site:
         Raises:
             PolicyError: it does.
         """
-        if self._described is None:
-            self.offer()
-        assert self._described is not None
         if self.origin is not None:
-            self.gate.check_spare(task, len(self._described.classes) if self.labels else 0)
+            self.gate.check_spare(task, len(self.described.classes) if self.labels else 0)
 
     @property
     def examples(self) -> int:
         """How many training examples this site offers."""
-        if self._described is None:
-            self.offer()
-        assert self._described is not None
-        return self._described.train
+        return self.described.train
 
     def training(self, inputs: Inputs) -> "data.Labelled | data.Unlabelled":
         """The training images that are in whole blocks, as a model takes them.
@@ -259,10 +258,7 @@ class Site:
         Which columns of a table are taken, and in which order, is the site's choice: it has offered
         their names, and no run chooses among them. A run says how to code those of texts.
         """
-        if self._described is None:
-            self.offer()
-        assert self._described is not None
-        own = self._described.columns
+        own = self.described.columns
         columns = inputs.columns if categories.are_of(inputs.columns, own) else ()
         form = self.reading.form(inputs._replace(columns=columns))
         return form | {"cache": self.cache, "notice": self.say}

@@ -26,24 +26,17 @@ from fedda.config import PrivacyConfig
 from fedda.models import Model
 from fedda.secure.accountant import Steps, epsilon, missing
 
+from .last_step import ServedClient
 from .request import Numbers
 
 MEMORY = 2**26  # values that the gradients of single examples take at a time
 
 
-class PrivateLearner(Protocol):
+class PrivateLearner(ServedClient, Protocol):
     """A source's client, as far as it matters here."""
 
     @property
     def task(self) -> Any: ...
-    @property
-    def site(self) -> Any: ...
-    @property
-    def request(self) -> Any: ...
-    @property
-    def data(self) -> Any: ...
-    @property
-    def model(self) -> Model: ...
     @property
     def device(self) -> torch.device: ...
     def optimizer(self) -> Any: ...

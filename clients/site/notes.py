@@ -20,21 +20,20 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedda.data import Labelled, Unlabelled
+from fedda.data import Labelled
 from fedda.files import keep_newest, keeping, put, replacing
-from fedda.models import Model, as_inputs, evaluating
+from fedda.models import as_inputs, evaluating
 from fedda.refining import Refined
 from fedda.train import generator
 
 from . import before_after
-from .memory import Site
-from .request import Request
+from .last_step import ServedClient
 from .state import TRAINING
 
 logger = logging.getLogger("fedda.site")
@@ -50,30 +49,7 @@ BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
 
-class NotedClient(Protocol):
-    """The members of a method's client that notes use."""
-
-    @property
-    def site(self) -> Site: ...
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def trains(self) -> bool: ...
-
-    @property
-    def data(self) -> Labelled | Unlabelled: ...
-
-    @property
-    def model(self) -> Model: ...
-
-    def keepsakes(self) -> dict[str, np.ndarray]:
-        """What a method adds to the notes of the last round."""
-        ...
-
-
-def received(client: NotedClient) -> float:
+def received(client: ServedClient) -> float:
     """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
@@ -81,7 +57,7 @@ def received(client: NotedClient) -> float:
     return time.perf_counter() - start
 
 
-def tested(client: NotedClient, test: Labelled | None, p: Tensor | None) -> None:
+def tested(client: ServedClient, test: Labelled | None, p: Tensor | None) -> None:
     """Note the model of a test, and its predictions for the test images.
 
     Args:
@@ -103,7 +79,7 @@ def tested(client: NotedClient, test: Labelled | None, p: Tensor | None) -> None
         _harmlessly(client, take)
 
 
-def refined(client: NotedClient, made: Refined) -> None:
+def refined(client: ServedClient, made: Refined) -> None:
     """Note the target's last step."""
     if client.site.notes:
         _harmlessly(client, lambda: Notes(client).refined(made))
@@ -112,7 +88,7 @@ def refined(client: NotedClient, made: Refined) -> None:
 class Notes:
     """The notes of one site about one request."""
 
-    def __init__(self, client: NotedClient) -> None:
+    def __init__(self, client: ServedClient) -> None:
         request, site = client.request, client.site
         task = request.task
         assert site.state_dir is not None
@@ -213,7 +189,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _harmlessly(client: NotedClient, take: Callable[[], None]) -> None:
+def _harmlessly(client: ServedClient, take: Callable[[], None]) -> None:
     """Take notes, leave model and random numbers as they were, and log every error."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []

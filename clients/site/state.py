@@ -155,18 +155,15 @@ def load_once(site: Place, task: Task, what: str, module: nn.Module) -> bool:
     return True
 
 
-def model_path(site: Place, task: Task) -> Path | None:
-    """Return the file of an adapted model that stays at its site; None without state directory."""
-    if site.state_dir is None:
-        return None
-    return site.state_dir / site.name / f"{task.training}{ADAPTED}"
+def model_path(site: Place, training: str, ending: str) -> Path | None:
+    """The file of a training's model that stays at its site; None without state directory.
 
-
-def refined_path(site: Place, training: str) -> Path | None:
-    """Return the file of a training's refined model; None without state directory."""
-    if site.state_dir is None:
-        return None
-    return site.state_dir / site.name / f"{training}{REFINED}"
+    Args:
+        site: the site.
+        training: its name.
+        ending: ADAPTED or REFINED.
+    """
+    return site.state_dir and site.state_dir / site.name / f"{training}{ending}"
 
 
 def make_room(site: Place, task: Task, megabytes: float | None = None) -> None:

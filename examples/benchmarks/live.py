@@ -165,7 +165,7 @@ def run(
     flat = {"train.lr": 1e-4, "train.lr-end": 1e-4, **settings}
     flat |= {"run.dir": str(runs), "run.name": name, "run.expect": len(deployment.sites)}
     state = deployment.wait(deployment.submit(app, flat), seconds)
-    if not state.succeeded:
+    if state.ending != "completed":
         journal = runs / name / "journal.jsonl"
         last = journal.read_text().splitlines()[-1:] if journal.exists() else []
         raise RunError(f"the run {name} ended as {state}; the end of its journal: {' '.join(last)}")

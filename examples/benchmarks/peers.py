@@ -289,7 +289,7 @@ def wait_for_run(control: Any, run: int, server: Process, seconds: float = 1200)
         if time.monotonic() > ends:
             raise RunError(f"Flower's run is {state} after {seconds:.0f} s:\n{server.tail()}")
         time.sleep(0.3)
-    if not state.succeeded:
+    if state.ending != "completed":
         raise RunError(f"Flower's run ended as {state}:\n{server.tail()}")
 
 

@@ -106,11 +106,6 @@ class GradientPoint:
         """2^-b sum_k q_k -> (P,)."""
         return np.ldexp(total.view(np.int32).astype(np.float64), -self.bits).astype(np.float32)
 
-    @property
-    def step(self) -> float:
-        """The most by which rounding moves a value of the sum: half a step per site."""
-        return self.members / 2 * 2.0**-self.bits
-
 
 class MaskedGroup:
     """One site's connection to one masked group; takes and gives plain gradients.

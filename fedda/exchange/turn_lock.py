@@ -27,7 +27,7 @@ class Turns:
     def __init__(self, names: Sequence[str]) -> None:
         """Name the threads in their order; the first of them begins."""
         self._order = tuple(names)
-        self._ready: dict[str, Callable[[], bool]] = dict.fromkeys(names, _always)
+        self._ready: dict[str, Callable[[], bool]] = dict.fromkeys(names, lambda: True)
         self._holder: str | None = next(iter(names), None)
         self._random = dict.fromkeys(names, random_state())
         self._stopped = False
@@ -141,7 +141,3 @@ def restore_random(state: list[Any]) -> None:
     torch.set_rng_state(cpu)
     if cuda:
         torch.cuda.set_rng_state_all(cuda)
-
-
-def _always() -> bool:
-    return True

@@ -44,7 +44,6 @@ NAME = 255  # characters of a name or a type
 HELLO, BEGIN, PART, WHOLE, NOTE, END = b"HBPANE"
 UNREADABLE = "a message of the lane cannot be read"
 Frame = bytes
-Tables = dict[str, dict[str, Any]]
 KINDS: dict[str, type[ConfigRecord] | type[MetricRecord]] = {"c": ConfigRecord, "m": MetricRecord}
 
 

@@ -213,7 +213,8 @@ class RobustMean:
         if not w.sum() > 0:
             raise ValueError("no model with a positive weight was added")
         w = w / w.sum()
-        c = factors(self._norms()) if rule == "bounded" else [1.0] * K
+        norms = (math.sqrt(self._squared(self._models[key], self._like)) for key in self._keys)
+        c = factors([*norms]) if rule == "bounded" else [1.0] * K
         self.shares = dict(zip(self._keys, (float(share) for share in w), strict=True))
         return {name: self._moved(name, w, c) for name in self._like}
 
@@ -245,9 +246,6 @@ class RobustMean:
 
     def _largest(self, name: str) -> Matrix:
         return np.max([self._models[key][name] for key in self._keys], axis=0)
-
-    def _norms(self) -> list[float]:
-        return [math.sqrt(self._squared(self._models[key], self._like)) for key in self._keys]
 
     def _distances(self) -> Matrix:
         K = len(self._keys)

@@ -9,12 +9,11 @@ Peng et al., ICLR 2020, https://arxiv.org/abs/1911.02054, eq. 3 and dynamic atte
     gain        (K,)    I before minus I after each source's update
 """
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-Value = TypeVar("Value", float, Tensor)
 Unit = Literal["share", "sum"]  # a share of the features' scatter; eq. 3's own sum
 
 
@@ -47,11 +46,6 @@ def scatter(z: Tensor) -> Tensor:
 def share(statistic: float, scatter: float) -> float:
     """I / T: what clusters leave of the scatter; 1, which is all, where features are all equal."""
     return statistic / scatter if scatter > 0 else 1.0
-
-
-def gap_gain(before: Value, after: Value) -> Value:
-    """FADA: how much tighter the target's clusters became with each source's update -> (K,)."""
-    return before - after
 
 
 def gap_weights(gain: Tensor) -> Tensor:

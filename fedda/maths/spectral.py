@@ -81,11 +81,6 @@ class Spectra:
         return note
 
     @torch.no_grad()
-    def norms(self, iterations: int = 1) -> dict[str, float]:
-        """The norm of each layer, by name; of a convolution once it has seen an input."""
-        return {n: float(norm) for n, _, norm in self._each(iterations)}
-
-    @torch.no_grad()
     def project(self, most: float, iterations: int = 1) -> None:
         """Gouk et al., algorithm 1: W <- W / max(1, |W| / lambda), and gamma likewise."""
         for _, layer, norm in self._each(iterations):

@@ -70,7 +70,7 @@ def column(
         draws: draws it; not by torch, of whose seeds 32 bits count, few enough to try them all.
     """
     seen = v[~v.isnan().any(dim=1)].double()
-    n, missing = len(seen), _told_share(len(v) - len(seen), len(v))
+    n, missing = len(seen), min(tens(len(v) - len(seen)) / max(tens(len(v)), FLOOR), 1.0)
     if n < LEAST:
         return Column(0, 0, 0, 0, missing, torch.zeros(BINS))
     inner = int(TAIL * v.shape[1])  # an example's own tails, where it has many values
@@ -139,11 +139,6 @@ def drift(m: Sequence[Tensor], s: Sequence[Tensor]) -> float:
     gap, pooled = (m1 - m2).abs(), ((s1**2 + s2**2) / 2).sqrt()
     z = torch.where(pooled > 0, gap / pooled, torch.where(gap > 0, FAR, 0.0)).clamp(max=FAR)
     return float((z**2).mean().sqrt())
-
-
-def _told_share(count: float, n: int) -> float:
-    """A share of n as it is told: count and n in steps of FLOOR, from 0 to 1."""
-    return min(max(tens(count), 0) / max(tens(n), FLOOR), 1.0)
 
 
 def _digits(value: float) -> float:

@@ -121,8 +121,7 @@ class Deployment:
             options += ["--insecure"]
         else:
             options += ["--ca", self.home / "ca.crt", "--key", self.home / "nodes" / name]
-            peers = self.home / "peers"  # a folder of keys that an older version made has none
-            options += ["--peers", peers] if peers.exists() else []
+            options += ["--peers", self.home / "peers"]
         options += self.client_options.get(name, [])
         return self._start(name, ["client", *options])
 

@@ -30,7 +30,6 @@ Hidden = Literal["none", "sum", "sealed"]
 
 KEYS = "keys"  # the hop in which sites sign keys, before the one in which sources send models
 KEY = {"key/*": Kind.KEY}
-MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
 SIGNED = Rule({"key": Kind.KEY}, frozenset({SECONDS}))
 ALPHA = Number("alpha/*", 0.001)
 
@@ -99,22 +98,14 @@ def sealed(method: Method) -> Method:
     return replace(method, phases=tuple(map(_sealed, method.phases)))
 
 
-def sending_hop(phase: Phase) -> str:
-    """The hop in which sources send their models, hidden or not; empty if there is none."""
-    for hop, parts in phase.hops.items():
-        if "source" in parts and MODELS & set(parts["source"].leaves.arrays.values()):
-            return hop
-    return ""
-
-
 def _sending(method: Method) -> list[tuple[str, Part]]:
     """The parts that send the sources' models, each with its hop."""
-    hops = [(phase, sending_hop(phase)) for phase in method.phases]
-    return [(hop, phase.hops[hop]["source"]) for phase, hop in hops if hop]
+    sending = ((phase.sending_hop, phase) for phase in method.phases)
+    return [(hop, phase.hops[hop]["source"]) for hop, phase in sending if hop]
 
 
 def _masked(phase: Phase) -> Phase:
-    if not (hop := sending_hop(phase)):
+    if not (hop := phase.sending_hop):
         return phase
     part = phase.hops[hop]["source"]
     signs = Part(Rule(numbers=frozenset({"attempt"})), SIGNED, labels=part.labels)
@@ -124,7 +115,7 @@ def _masked(phase: Phase) -> Phase:
 
 
 def _sealed(phase: Phase) -> Phase:
-    if not (hop := sending_hop(phase)):
+    if not (hop := phase.sending_hop):
         return phase
     hides = _hiding(phase.hops[hop]["source"], "sealed", Kind.SEALED)
     hops = {KEYS: {"target": Part(leaves=SIGNED)}, **phase.hops}

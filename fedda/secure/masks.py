@@ -116,10 +116,6 @@ class FixedPoint:
         signed = total.view(self.rings[name].dtype)
         return np.ldexp(signed.astype(np.float64), -self.bits[name]) / weight
 
-    def step(self, name: str, weight: int) -> float:
-        """The most by which rounding moves an entry of the mean: half a step per site."""
-        return self.members / 2 * 2.0 ** -self.bits[name] / weight
-
 
 def add_mask(values: NDArray[Any], seed: bytes, add: bool, number: int = 0) -> None:
     """Add or subtract the mask that a seed of 32 bytes gives, in place.

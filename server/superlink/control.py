@@ -56,10 +56,6 @@ class RunState:
         """How it ended: completed, failed or stopped; empty while it goes on."""
         return self.sub_status if self.ended else ""
 
-    @property
-    def succeeded(self) -> bool:
-        return self.ended and self.sub_status == "completed"
-
     def __str__(self) -> str:
         text = f"{self.status}:{self.sub_status}" if self.sub_status else self.status
         return f"{text} ({self.details})" if self.details else text

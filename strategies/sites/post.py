@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedda import records
 from fedda.config import ExchangeConfig, GuardConfig, WaitConfig
 from fedda.errors import Code, FeddaError, public
-from fedda.exchange import Session
+from fedda.exchange import Host, LocalHost, Session
 from fedda.maths.bounds import LEAST, NAMED, norm
 from fedda.settings import Task
 from fedda.wire import Part
@@ -21,9 +21,6 @@ from fedda.wire.packing import Kind, Manifest, Packed
 from .mail import Mail
 from .replies import MODEL, Checks, Lengths, Reply, with_cause
 from .roster import Node, Roster
-
-if TYPE_CHECKING:
-    from fedda.exchange import Host, LocalHost
 
 Notice = Callable[[str, str, str], None]  # kind of event, name of the site, sentence
 MOST_LOST = 2  # times that a site loses it in a row; then it is no more asked to keep any
@@ -72,7 +69,7 @@ class Setup:
     # returns the ids of nodes that are online; by default those that Flower lists
     online: Callable[[Grid], set[int]] = lambda grid: set(grid.get_node_ids())
     # opens the sessions in which sites sum gradients, for methods that sum any
-    exchange: "Host | LocalHost | None" = None
+    exchange: Host | LocalHost | None = None
     # called with every such session when it has ended
     account: Callable[[Session], None] = lambda session: None
     # in a chain, the trainings before this one, by target and in order
@@ -182,7 +179,7 @@ class Post:
         self.open: dict[str, tuple[Part, Mapping[str, Manifest], Packed | None]] = {}
         self.held = CachedModels()
         self.lost: dict[str, str] = {}
-        self._setup = setup
+        self._setup, self._task = setup, setup.task.flat()
 
     def write(
         self,
@@ -209,7 +206,7 @@ class Post:
         """
         self.open[node.name] = (part, layouts, arrays.get(MODEL))
         tables = {"exchange": exchange} if exchange else {}
-        tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._setup.task.flat()}
+        tables |= {"step": {**heading.table(), **(numbers or {})}, "task": self._task}
         wait, tests = self._setup.wait, heading.hop == "test"
         kind, ttl = ("evaluate", wait.evaluate) if tests else ("train", wait.train)
 

@@ -1,6 +1,6 @@
 """Open a session of the exchange, in which sites sum gradients in mid-round."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from fedda.errors import ConfigError
 from fedda.exchange import Group, Outliers, Session
@@ -9,28 +9,25 @@ from fedda.maths.bounds import LEAST
 from fedda.wire.packing import Manifest
 
 from .post import Setup
+from .roster import Node
 
 
 def convene(
     setup: Setup,
     layouts: Mapping[str, Manifest],
-    members: Mapping[str, Sequence[str]],
+    groups: Mapping[str, Iterable[Node]],
     syncs: int,
-    alike: Collection[str] = (),
+    apart: Node | None,
 ) -> Session:
-    """Open a session.
+    """Open a session; of groups, syncs and errors see `FedDA.convene`.
 
     Args:
         setup: the training's setup, with the host of the exchange and the waiting times.
         layouts: the layouts of the gradients, by name.
-        members: names of the sites in each group, by the group's name. The name is that of the
-            layout of the group's gradients; if several groups share a layout, `/SITE` follows it.
+        groups: the sites of each group, by the group's name.
         syncs: number of sums per group.
-        alike: names of the sites whose gradients are compared by their lengths; fewer than
-            three, and masked gradients, are not.
-
-    Raises:
-        ConfigError: the round is too short for one sum, or there is no host for the exchange.
+        apart: the site whose gradients' lengths are not compared with the others'; None: nobody's
+            are. They are not either of fewer than three sites, or where they are masked.
     """
     lazy = setup.summing
     if setup.exchange is None:
@@ -45,17 +42,19 @@ def convene(
             f"exchange.p is {lazy.p}, more than the steps of a round; lower "
             f"train.rounds-per-epoch{lower}."
         )
-    sizes = {name: sum(e.size for e in layouts[name.split("/")[0]].entries) for name in members}
-    groups = [
-        Group(name, sizes[name], syncs, tuple(sites), lazy.masked)
-        for name, sites in members.items()
+    sizes = {name: sum(e.size for e in layouts[name.split("/")[0]].entries) for name in groups}
+    told = [
+        Group(name, sizes[name], syncs, tuple(node.name for node in nodes), lazy.masked)
+        for name, nodes in groups.items()
     ]
+    every = dict.fromkeys(name for group in told for name in group.members)
+    alike = [name for name in every if apart is not None and name != apart.name]
     if lazy.masked:
-        groups.append(agreement(groups))
+        told.append(agreement(told))
     guard = setup.guard
     compared = guard.max_update > 0 and len(alike) >= LEAST and not lazy.masked
     return setup.exchange.open(
-        groups,
+        told,
         join=lazy.join,
         wait=lazy.wait,
         rejoin=lazy.rejoin,
