@@ -647,10 +647,10 @@ def test_a_reader_of_another_package_is_used(install: Install, table: Path) -> N
     assert data.load_evaluation(table) is None
     assert data.describe(table, "source").shape == (3,)
     assert data.verify(table, "target").train == 3
-    names = [names for names, _ in data.stream(table, (3,), 2)]
+    names = [names for names, _, _ in data.batches(table, (3,), 2)]
     assert names == [["0", "1"], ["2"]]
     with pytest.raises(DataError, match=r"vectors of 3 numbers, .* the model takes images"):
-        list(data.stream(table, SHAPE, 2))
+        list(data.batches(table, SHAPE, 2))
     code, out, _ = cli("data", "check", str(table), "--role", "source", "--min-images", "2")
     assert code == 0 and "3" in out
 

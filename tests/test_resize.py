@@ -56,11 +56,11 @@ def test_all_ways_to_read_images_crop_alike(tmp_path: Path) -> None:
     wanted = conform_images(torch.from_numpy(x)[:, None], 1, 14, "crop")
     assert torch.equal(data.load_target(tmp_path / "a.npz", size=14, resize="crop").x, wanted)
     for path in (tmp_path / "a.npz", tmp_path / "folder"):
-        found = [e.x for _, e in data.stream(path, (1, 14, 14), 2, "crop")]
+        found = [e.x for _, e, _ in data.batches(path, (1, 14, 14), 2, "crop")]
         # Files are resized by Pillow and arrays by torch, which round differently.
         assert (torch.cat(found).int() - wanted.int()).abs().max() <= 1
     assert torch.equal(
-        torch.cat([e.x for _, e in data.stream(tmp_path / "a.npz", (1, 14, 14), 2)]),
+        torch.cat([e.x for _, e, _ in data.batches(tmp_path / "a.npz", (1, 14, 14), 2)]),
         data.load_target(tmp_path / "a.npz", size=14).x,
     )
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -15,7 +15,8 @@ from rich.table import Table
 from fedda.cli.as_json import JsonOption, print_json
 from fedda.cli.exits import clear_exit
 from fedda.cli.helped import OpenGroup
-from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
+from fedda.cli.its_files import OPTIONS, WindowOption, reading_of, reads_files
+from fedda.cli.options import given
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
 from fedda.files import filling
@@ -157,13 +158,14 @@ TestShareOption = Annotated[
 
 
 @app.command("split")
+@given("files", {name: OPTIONS[name] for name in ("follow_links", "columns")}, dict)
 def split_(
     table: Annotated[Path, typer.Argument(metavar="TABLE")],
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
     split: Annotated[str, typer.Option(metavar="NAME", show_default=False)] = "",
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    files: dict[str, Any],
     test_share: TestShareOption = 0.0,
 ) -> None:
     """Cut one table into one folder per site.
@@ -191,7 +193,7 @@ def split_(
     from fedda.data.table import split as cut
 
     with clear_exit(), filling(out):
-        reading = reading_of(split, follow_links=follow_links, columns=columns)
+        reading = reading_of(split=split, **files)
         for site, rows in cut(table, out, by, reading, test_share).items():
             echo(f"{out / site}: {rows} examples")
 

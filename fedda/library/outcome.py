@@ -207,7 +207,7 @@ class Model:
         """The examples in the model's shape, some at a time."""
         import torch
 
-        from fedda.data import Reading, stream
+        from fedda.data import Reading, batches
         from fedda.data.batchwise import fitted
         from fedda.data.own_columns import own_columns
         from fedda.data.sets import Unlabelled
@@ -218,8 +218,8 @@ class Model:
         shape, resize, *_, columns = self._inputs
         reading = Reading().of_model(self._inputs)
         if isinstance(images, str | Path):
-            found = stream(Path(images), shape, batch, resize, reading)
-            yield from (examples.x for _, examples in found)
+            found = batches(Path(images), shape, batch, resize, reading)
+            yield from (some.examples.x for some in found)
             return
         images = in_order(images, columns, reading.fills)
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))

@@ -70,9 +70,7 @@ def execute(
     """
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    reading = Reading.of(
-        launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links, launch.columns
-    )
+    reading = Reading.said(launch.model_dump(by_alias=True))
     if reading.gray_bits and not config.input.window:  # so that the model's file holds it
         seen = config.input.model_copy(update={"window": f"{reading.gray_bits} bits"})
         config = config.model_copy(update={"input": seen})
@@ -257,7 +255,7 @@ def simulate(
                 threads=threads,
                 device=device,
                 split=split,
-                gray_bits=str(gray_bits),
+                gray_bits=gray_bits,
                 skip_broken=skip_broken,
                 follow_links=follow_links,
                 columns=columns,

@@ -22,7 +22,7 @@ EXPORTED = (".onnx",)
 class Answers(NamedTuple):
     """What is said of some examples."""
 
-    names: Sequence[str]  # of the examples, as `fedda.data.stream` has them
+    names: Sequence[str]  # of the examples, as `fedda.data.batches` has them
     p: Tensor  # (N, C) class probabilities, on the CPU
     # what a table itself calls its rows; empty of other data, and if it names none
     keys: Sequence[str]
@@ -40,7 +40,7 @@ def answers(
 
     Args:
         model: its file.
-        data: the examples, as `fedda.data.stream` reads them.
+        data: the examples, as `fedda.data.batches` reads them.
         batch: examples at a time.
         device: on which it computes; an exported model computes on the CPU.
         reading: what is said of the files.

@@ -200,12 +200,6 @@ def _damaged(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _window(text: str) -> str:
-    """The same text, if it is a window; a ValueError if not."""
-    window_of(text)
-    return text
-
-
 def _meta(about: str) -> Meta:
     facts = json.loads(about)
     resize, window = facts.get("resize", "stretch"), facts.get("window", "")
@@ -216,6 +210,7 @@ def _meta(about: str) -> Meta:
         or not all(isinstance(each, str) for each in (window, facts["version"]))
     ):
         raise ValueError("resize, window, missing or version is none")
+    window_of(window)  # or it raises
     extension = facts.get("extension")
     if extension is not None and not isinstance(extension["method"], str):
         raise ValueError("extension names no method")
@@ -226,7 +221,7 @@ def _meta(about: str) -> Meta:
         version=facts["version"],
         extension=None if extension is None else Extension(**extension),
         resize=resize,
-        window=_window(window),
+        window=window,
         missing=missing,
         columns=_names("columns", facts.get("columns", [])),
     )

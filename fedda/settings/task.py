@@ -28,7 +28,7 @@ class Task(sections.Section):
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
     resize: inputs.Resize = Field(default="stretch", description="how images come to that shape")
-    window: str = Field(default="", description="gray values that become black and white")
+    window: config.Window = Field(default="", description="gray values that become black and white")
     missing: inputs.Missing = Field(
         default=inputs.REFUSE, description="what becomes of gaps in vectors"
     )
@@ -53,12 +53,6 @@ class Task(sections.Section):
         if name and not config.is_site_name(name):  # sites use it in names of files
             raise ValueError("it is not the name of a site")
         return name
-
-    @field_validator("window")
-    @classmethod
-    def _is_window(cls, text: str) -> str:
-        inputs.window_of(text)
-        return text
 
     @property
     def training(self) -> str:

@@ -82,7 +82,7 @@ def test_gaps_are_refused_by_default_and_the_check_says_how_to_take_them(tmp_pat
         with pytest.raises(DataError, match=refused):
             loading(site)
     with pytest.raises(DataError, match=refused):
-        list(data.stream(site, (4,), 16))
+        list(data.batches(site, (4,), 16))
     found = data.verify(site, "source")
     assert found.gaps == 5 and not found.empty
     (said,) = found.warnings

@@ -108,18 +108,17 @@ FORMS: dict[str, tuple[Callable[[Path], Path], list[str], list[str]]] = {
 def test_every_row_is_predicted_in_its_order(tmp_path: Path, form: str, batch: int) -> None:
     make, names, keys = FORMS[form]
     path = make(tmp_path / "x")
-    found = list(data.stream(path, (1, 4, 4), batch))
-    assert [name for its, _ in found for name in its] == names
-    assert torch.cat([x.x[:, 0, 0, 0] for _, x in found]).tolist() == VALUES
-    batches = data.batches(path, (1, 4, 4), batch)
-    assert [key for some in batches for key in some.keys] == keys
+    found = list(data.batches(path, (1, 4, 4), batch))
+    assert [name for its, _, _ in found for name in its] == names
+    assert torch.cat([x.x[:, 0, 0, 0] for _, x, _ in found]).tolist() == VALUES
+    assert [key for some in found for key in some.keys] == keys
 
 
 def by_name(path: Path) -> dict[str, int]:
     """The value of each example that predictions name."""
     return {
         name: int(value)
-        for its, some in data.stream(path, (1, 4, 4), 5)
+        for its, some, _ in data.batches(path, (1, 4, 4), 5)
         for name, value in zip(its, some.x[:, 0, 0, 0], strict=True)
     }
 
@@ -170,7 +169,7 @@ def test_an_image_to_label_is_the_file_it_says(tmp_path: Path, form: str) -> Non
 
 def test_a_split_alone_keeps_its_rows_numbers(tmp_path: Path) -> None:
     path = csv_table(tmp_path / "x", {"split": SPLITS})
-    ((names, x),) = data.stream(path, (1, 4, 4), 99, reading=data.Reading(split="test"))
+    ((names, x, _),) = data.batches(path, (1, 4, 4), 99, reading=data.Reading(split="test"))
     assert names == [str(i) for i in range(COUNT) if SPLITS[i] == "test"]
     assert x.x[:, 0, 0, 0].tolist() == [VALUES[int(name)] for name in names]
 
