@@ -13,7 +13,6 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.cli.helped import OpenGroup
 from fedda.cli.its_files import OPTIONS, WindowOption, reading_of, reads_files
 from fedda.cli.options import given
@@ -87,15 +86,14 @@ def digits(
     from fedda.data import synthetic
 
     counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
-    with clear_exit():
-        if not colour and (size or fonts):
-            raise ConfigError("--size and --fonts are for coloured numbers: add --colour.")
-        if colour:
-            more = {"size": size} if size else {}
-            echo(synthetic.build(out, seed=seed, fonts=fonts, **counts, **more))
-            return
-        for path in plain.build(out, seed=seed, **counts):
-            echo(path)
+    if not colour and (size or fonts):
+        raise ConfigError("--size and --fonts are for coloured numbers: add --colour.")
+    if colour:
+        more = {"size": size} if size else {}
+        echo(synthetic.build(out, seed=seed, fonts=fonts, **counts, **more))
+        return
+    for path in plain.build(out, seed=seed, **counts):
+        echo(path)
 
 
 @app.command()
@@ -132,17 +130,16 @@ def rotate(
     """
     from fedda.data.rotate import build
 
-    with clear_exit():
-        done = build(
-            path,
-            out,
-            degrees(angles),
-            role=role,
-            size=size,
-            everywhere=everywhere,
-            seed=seed,
-            reading=reading,
-        )
+    done = build(
+        path,
+        out,
+        degrees(angles),
+        role=role,
+        size=size,
+        everywhere=everywhere,
+        seed=seed,
+        reading=reading,
+    )
     for domain in done:
         echo(f"{domain.path}: {domain.train} training, {domain.test} test")
 
@@ -192,7 +189,7 @@ def split_(
     """
     from fedda.data.table import split as cut
 
-    with clear_exit(), filling(out):
+    with filling(out):
         reading = reading_of(split=split, **files)
         for site, rows in cut(table, out, by, reading, test_share).items():
             echo(f"{out / site}: {rows} examples")
@@ -249,15 +246,14 @@ def check(
     """
     from fedda.data import verify
 
-    with clear_exit(), bar() as progress:
+    with bar() as progress:
         reading = reading.within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
         print_json(description.to_json())
     else:
         _print(description, reading.split)
-    with clear_exit():
-        description.check_size(min_images)
+    description.check_size(min_images)
 
 
 @app.command()
@@ -284,16 +280,15 @@ def show(
     from fedda.data import describe, load_source, load_target
     from fedda.data.show import contact_sheet
 
-    with clear_exit():
-        reading = reading.within(window)
-        odd = list[str]()
-        description = describe(path, role, reading)
-        mixed = description.kind == "image" and description.shape[1] == 0
-        load = load_source if role == "source" else load_target
-        with bar() as progress:
-            size = _SHEET_SIZE if mixed else 0
-            dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
-        echo(contact_sheet(dataset, out, per_class))
+    reading = reading.within(window)
+    odd = list[str]()
+    description = describe(path, role, reading)
+    mixed = description.kind == "image" and description.shape[1] == 0
+    load = load_source if role == "source" else load_target
+    with bar() as progress:
+        size = _SHEET_SIZE if mixed else 0
+        dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
+    echo(contact_sheet(dataset, out, per_class))
     if description.gray:
         echo(f"gray values {description.gray}")
     for warning in odd:

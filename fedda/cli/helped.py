@@ -16,6 +16,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedda import __version__, plugins
+from fedda.cli.exits import clear_exit
 from fedda.flower.supported import installed
 from fedda.results.escaping import echo
 
@@ -29,6 +30,7 @@ def joined(text: str) -> str:
 
 
 def _join(command: click.Command) -> None:
+    """Join the lines of a command's help, and let it end on errors as all do (`clear_exit`)."""
     text, _, below = inspect.cleandoc(command.help or "").partition("\n\nOptions:\n")
     command.help = escape(joined(text)) or None  # fedda[clip] is no markup
     params: dict[str | None, Any] = {param.name: param for param in command.params}
@@ -38,6 +40,8 @@ def _join(command: click.Command) -> None:
         _join(each)
     if params:
         _strict(command)
+    if command.callback is not None:
+        command.callback = clear_exit()(command.callback)
 
 
 def _strict(command: click.Command) -> None:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.options import given, of_section
 from fedda.config.site_config import FileOptions
 
@@ -28,8 +27,7 @@ def reading_of(**said: Any) -> "Reading":
     """What these options say, all together; what is not possible ends the command."""
     from fedda.data import Reading
 
-    with clear_exit():
-        return Reading.of(**said)
+    return Reading.of(**said)
 
 
 # Give a command these options in place of its parameter `reading`, which gets all of them; or, of a

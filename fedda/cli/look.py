@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.errors import ConfigError, DataError, FeddaError, RunError, typed
@@ -60,7 +60,7 @@ def look(
         out: Where the numbers go.
     """
     on_terminate()
-    with clear_exit(), interruptible("stopped"):
+    with interruptible("stopped"):
         if (data is None) == (server is None):
             raise ConfigError("Give --data DIR, or --server DIR.")
         if data is None:

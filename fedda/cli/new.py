@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from fedda.cli.demo import SETTINGS, TARGET
-from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, DataError, typed
 from fedda.files import filling
 from fedda.halves import REFERENCE
@@ -57,13 +56,12 @@ def new(
         target: With --data: the site whose labels nobody uses.
         preset: With --data: a preset, such as photos, vectors or table.
     """
-    with clear_exit():
-        if bool(name) != (str(directory) == "method"):
-            raise ConfigError(
-                f"{name or 'the word method alone'} has no place here; to begin a method: "
-                f"{typed('fedda', 'new', 'method', name or 'NAME')}"
-            )
-        echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
+    if bool(name) != (str(directory) == "method"):
+        raise ConfigError(
+            f"{name or 'the word method alone'} has no place here; to begin a method: "
+            f"{typed('fedda', 'new', 'method', name or 'NAME')}"
+        )
+    echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
 
 
 def begin_method(where: Path, name: str) -> str:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.files import writing
 from fedda.halves import load
@@ -59,15 +58,14 @@ def predict(
         like: With input.window=own or input.missing: scale vectors, and fill their gaps, by means
             of this site's training part and not of DIR's.
     """
-    with clear_exit():
-        for text in _warnings(model):
-            echo(f"warning: {text}", err=True)
-        found = table(model_file(model), data, batch, device, reading, like)
-        if out is None:
-            Output.ends = True
-            csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
-        else:
-            write(found, out)
+    for text in _warnings(model):
+        echo(f"warning: {text}", err=True)
+    found = table(model_file(model), data, batch, device, reading, like)
+    if out is None:
+        Output.ends = True
+        csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
+    else:
+        write(found, out)
 
 
 def write(found: Iterator[list[str]], out: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.its_files import OPTIONS, names_files
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.cli.watching import resume_hint
@@ -117,9 +117,8 @@ def run(
         resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
-    with clear_exit():
-        hint = resume_hint(resume, stopped=True) if resume else ""
-    with clear_exit(), interruptible(f"stopped before anything began{hint}"):
+    hint = resume_hint(resume, stopped=True) if resume else ""
+    with interruptible(f"stopped before anything began{hint}"):
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
             flat, launch = started(resume)
@@ -153,7 +152,7 @@ def run(
             )
         config = RunConfig.parse(flat)
     begun = nullcontext() if resume else beginning(config, launch)
-    with clear_exit(), interruptible(f"stopped{hint}"), begun:
+    with interruptible(f"stopped{hint}"), begun:
         perform(config, launch)
 
 
