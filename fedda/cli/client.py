@@ -91,7 +91,8 @@ def client(
             server sends.
         log: Write the full log here as well.
     """
-    _parent(parent_pid, stock)
+    if parent_pid is not None:
+        die_with_parent() if stock else watch_parent(parent_pid)
     server = address(superlink)
     superlink = str(server)
     more = {"server": superlink, "notes": not no_notes, "audited": True}
@@ -195,15 +196,6 @@ def _logging(file: Path | None) -> None:
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-def _parent(pid: int | None, stock: bool) -> None:
-    if pid is None:
-        return
-    if stock:
-        die_with_parent()
-    else:
-        watch_parent(pid)
 
 
 def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:

@@ -1,5 +1,6 @@
 """Start a run on a server or on this machine, and show its progress in the terminal."""
 
+import json
 import logging
 import signal
 import tempfile
@@ -12,7 +13,6 @@ from typing import Any
 import typer
 
 from fedda import plugins
-from fedda.cli.at_server import server_of
 from fedda.cli.exits import INTERRUPTED, interruptible
 from fedda.cli.watching import (
     DiedError,
@@ -23,7 +23,7 @@ from fedda.cli.watching import (
     resume_hint,
     watch,
 )
-from fedda.errors import ConfigError, FeddaError, RunError
+from fedda.errors import ConfigError, FeddaError, RunError, typed
 from fedda.library.beginning import Launch, started
 from fedda.ops import certificate
 from fedda.ops.address import address
@@ -33,6 +33,7 @@ from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 
 logger = logging.getLogger("fedda.plugins")
+ABOUT = "server.json"  # in the folder of a server: where it listens for operators
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
@@ -206,12 +207,24 @@ def _end_former(folder: Path, address: str, control: Any) -> None:
 
 
 def _server_of(launch: Launch) -> tuple[str, Path | None]:
-    """Return the address of the server's control API and its certificate authority's file."""
+    """Return HOST:PORT of the server's control API, and its certificate authority's file.
+
+    Raises:
+        RunError: no server runs from the folder of `fedda superlink` that is given.
+    """
     if launch.superlink:
         server = address(launch.superlink, port=None)
         return str(server), Path(launch.ca) if launch.ca else None
-    otherwise = "name another by --server or --superlink, or run without one by --simulate"
-    return server_of(Path(launch.server), otherwise)
+    folder = Path(launch.server)
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        return about["admin"], Path(about["ca"]) if about["ca"] else None
+    except (OSError, ValueError, KeyError):
+        raise RunError(
+            f"No server runs from {folder}; start one with "
+            f"{typed('fedda', 'superlink', '--dir', folder)}, name another by --server or "
+            "--superlink, or run without one by --simulate."
+        ) from None
 
 
 def on_terminate() -> None:

@@ -13,7 +13,7 @@ from fedda.errors import ConfigError
 from fedda.files import put, states
 from fedda.halves import load
 from fedda.results.escaping import PlainConsole, echo
-from fedda.results.read import CROSSED
+from fedda.results.read import CROSSED, printable
 
 if TYPE_CHECKING:
     from fedda.ops.chain import CheckedChain, Entry
@@ -207,8 +207,7 @@ def _what(entry: "Entry") -> str:
 
 def _cell(value: Any) -> str:
     """Text from a server, without what a terminal would obey."""
-    text = "" if value is None else str(value)
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    return "" if value is None else escape(printable(str(value)))
 
 
 def _state(given: Path | None) -> Path:

@@ -18,14 +18,6 @@ from fedda.settings import RunConfig, overrides, seeds_of
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL = ("engine", "poison", "threads", "device", *OPTIONS, "teacher")
 REMOTE = ("server", "superlink", "ca")
-SeedsOption = Annotated[
-    str,
-    typer.Option(
-        help="One training per seed: how many (3 means 0, 1 and 2), or a list with a comma: "
-        "'5,6', or '7,' for one seed.",
-        show_default=False,
-    ),
-]
 INSTEAD = {
     "method": "the argument METHOD",
     "run.look": "fedda look",
@@ -42,7 +34,7 @@ def run(
     change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
     preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
-    seeds: SeedsOption = "",
+    seeds: Annotated[str, typer.Option(show_default=False)] = "",
     baseline: str = "",
     start_from: Annotated[Path | None, typer.Option("--start-from", metavar="RUN")] = None,
     name: str = "",
@@ -94,6 +86,8 @@ def run(
             more than one is given, the last one wins; -c wins over all. `fedda settings --presets`
             lists them.
         rounds: Rounds; short for -c rounds=N.
+        seeds: One training per seed: how many (3 means 0, 1 and 2), or a list with a comma: '5,6',
+            or '7,' for one seed.
         baseline: Method to train on the same seeds for comparison, or none. Default: fedavg, or
             none with --start-from.
         start_from: A finished run's folder, or a model file, whose model to start from. Phases that

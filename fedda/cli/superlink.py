@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.at_server import ABOUT
+from fedda.cli.launch import ABOUT
 from fedda.errors import KeyFileError, typed
 from fedda.files import put
 from fedda.halves import load

@@ -109,26 +109,18 @@ def backbone(
     return Backbone(normalise, front, shape).to(device)
 
 
+@cache
 def digest(config: ModelConfig, shape: tuple[int, ...]) -> str:
     """The hash of the frozen part; its weights are fetched if this machine has no copy.
 
     Raises:
         ModelError: the weights are not there, or do not fit.
     """
-    return _digest(config.model_dump_json(), shape)
+    return backbone(config, shape, fetch=True).digest()
 
 
+@cache
 def outputs(config: ModelConfig, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what the frozen part gives for one image; no weights are read."""
-    return _outputs(config.model_dump_json(), shape)
-
-
-@cache
-def _digest(config: str, shape: tuple[int, ...]) -> str:
-    return backbone(ModelConfig.model_validate_json(config), shape, fetch=True).digest()
-
-
-@cache
-def _outputs(config: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    made = backbone(ModelConfig.model_validate_json(config), shape, weights=False, device="meta")
+    made = backbone(config, shape, weights=False, device="meta")
     return tuple(made(torch.empty(2, *shape, device="meta")).shape[1:])

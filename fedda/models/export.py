@@ -83,7 +83,9 @@ def export(source: Path, out: Path) -> Exported:
         "version": fedda.__version__,
     }
     with _convertible(meta):
-        program = _traced(model, meta.shape)
+        batches = {"x": {0: torch.export.Dim("batch", min=1)}}
+        x = torch.rand(2, *meta.shape)
+        program = torch.export.export(model, (x,), dynamic_shapes=batches)
     out.parent.mkdir(parents=True, exist_ok=True)
     with writing(out, "give another file by --out") as part:
         with _convertible(meta):
@@ -158,11 +160,6 @@ def _convertible(meta: models.Meta) -> Iterator[None]:
             f"{meta.config.name}{layers} cannot be written as ONNX ({type(error).__name__}: "
             f"{why}); predict with `fedda predict`."
         ) from error
-
-
-def _traced(model: nn.Module, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    return torch.export.export(model, (torch.rand(2, *shape),), dynamic_shapes={"x": {0: batch}})
 
 
 def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> None:

@@ -120,7 +120,8 @@ def _of_torchvision(name: str) -> Ready:
     network = get_model(name, weights=None)
     last = network.get_submodule(LAST[name])
     assert isinstance(last, nn.Linear)
-    _set(network, LAST[name], nn.Identity())
+    parent, _, its = LAST[name].rpartition(".")
+    setattr(network.get_submodule(parent), its, nn.Identity())
     return Ready(network, last.in_features)
 
 
@@ -221,11 +222,6 @@ def _installed(extra: str) -> Iterator[None]:
 def first_line(error: Exception) -> str:
     """The first line of an error's text, or its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _set(network: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(network.get_submodule(parent), name, module)
 
 
 def _before(stage: str, network: nn.Module, flatten: str) -> tuple[nn.Module, nn.Module]:
