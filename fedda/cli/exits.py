@@ -10,7 +10,7 @@ import typer
 
 from fedda.errors import FULL, FeddaError, KeyFileError, UsageError, reason
 from fedda.ops.proxies import loopback_is_direct
-from fedda.results.escaping import echo, outlasting
+from fedda.results.escaping import OUTPUT, echo, outlasting
 
 USAGE, KEY_TROUBLE, INTERRUPTED = 2, 3, 130
 CODES = {UsageError: USAGE, KeyFileError: KEY_TROUBLE}
@@ -23,12 +23,13 @@ def clear_exit() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno not in FULL:
-            raise
+        is_full = error.errno in FULL
+        if (is_full and error.filename == OUTPUT) or (not is_full and error.filename is None):
+            raise  # `as_a_program` says that the output's disk is full
         where, advice = "a file", "make room in the folders of --dir, --out, --state-dir and --log"
         if error.filename is not None:
             where, advice = os.fsdecode(error.filename), "make room there"
-        if error.errno not in FULL:
+        if not is_full:
             advice = "give the path of a file or folder that this account can use"
         echo(f"error: {where} cannot be used ({reason(error)}): {advice}", err=True)
         raise typer.Exit(1) from None
