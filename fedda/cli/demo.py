@@ -102,7 +102,11 @@ def demo(
             watch(folder / JOURNAL, 0, lambda: deployment.status(run_id).ending, display)
             deployment.wait(run_id, SECONDS)
             if keep:
-                _stay_up(folder)
+                present(folder)
+                again = typed("fedda", "run", "fedprox", "--server", folder / "server")
+                echo(f"the federation stays up; try: {again}")  # until Ctrl-C
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.pause()
     if not keep:
         present(folder)  # the sites' notes are in the folder, too
     echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
@@ -125,14 +129,3 @@ def clear(folder: Path) -> None:
         )
     with alone(folder):
         shutil.rmtree(folder)
-
-
-def _stay_up(folder: Path) -> None:
-    """Wait for Ctrl-C; meanwhile other commands can use the federation."""
-    from fedda.cli.launch import present
-
-    present(folder)
-    again = typed("fedda", "run", "fedprox", "--server", folder / "server")
-    echo(f"the federation stays up; try: {again}")
-    with contextlib.suppress(KeyboardInterrupt):
-        signal.pause()

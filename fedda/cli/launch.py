@@ -16,9 +16,10 @@ from fedda import plugins
 from fedda.cli.exits import INTERRUPTED, interruptible
 from fedda.cli.watching import (
     DiedError,
-    OnServer,
+    Going,
     StoppedError,
     Submission,
+    at_server,
     connection,
     resume_hint,
     watch,
@@ -158,14 +159,14 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
     with connection(address, ca) as control:
         control.sites()  # gives a clear error if no server answers
         _end_former(folder, address, control)
-        run: OnServer | None = None
+        run: Going | None = None
         try:
             with tempfile.TemporaryDirectory() as scratch:
                 app = stage(Path(scratch) / "app", config.flat())
                 with _held():  # else the server may have a run that nobody ends
                     run_id = control.start_run(app, config.flat())
                     submission = Submission(run_id, address, str(ca or ""), offset)
-                    run = OnServer(control, submission)
+                    run = at_server(control, submission)
                     submission.write(folder)
             watch(journal, offset, run.ended, display)
         except (KeyboardInterrupt, DiedError):
@@ -190,7 +191,7 @@ def _held() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def _end(run: OnServer) -> None:
+def _end(run: Going) -> None:
     """End a run at its server, so that another can begin at once; say so if that fails."""
     try:
         run.stop()

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,12 +109,9 @@ def measured(
     local, journals = load("server", "simulation"), load("server", "journal")
     sites = local.folders(data, target, {}, threads)
     local.rehearse(config, sites)
-    if quiet:
-        results = local.simulate(config, sites, journals.Journal(), "process")
-    else:
-        with Display(config) as display:
-            journal = journals.Journal(None, display)
-            results = local.simulate(config, sites, journal, "process")
+    with nullcontext() if quiet else Display(config) as display:
+        journal = journals.Journal(None, *([] if display is None else [display]))
+        results = local.simulate(config, sites, journal, "process")
     (training,) = results["trainings"][METHOD]
     return training["selection"]
 

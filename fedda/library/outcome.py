@@ -364,8 +364,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     Raises:
         RunError: pandas is not installed.
     """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError:
-        raise RunError('to_frame needs pandas; install it: pip install "fedda[frames]".') from None
-    return pd.DataFrame(rows)
+    from fedda.data.optional import needed
+
+    return needed("pandas", "frames", "to_frame", RunError).DataFrame(rows)

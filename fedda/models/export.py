@@ -23,9 +23,11 @@ from torch import Tensor, nn
 import fedda
 from fedda import models
 from fedda.config.inputs import REFUSE, Inputs
+from fedda.data.optional import needed
 from fedda.errors import ModelError
 from fedda.files import writing
 
+NEEDED = ("export", "An .onnx file", ModelError)  # what `needed` is told
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
 BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
 LARGEST = 1e-4  # allowed difference of a probability; other kernels differ by about 1e-7
@@ -163,12 +165,8 @@ def _convertible(meta: models.Meta) -> Iterator[None]:
 
 
 def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise _missing(error) from None
+    for module in ("onnx", "onnxruntime", "onnxscript"):
+        needed(module, *NEEDED)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     made = torch.onnx.export(
         program,
@@ -184,17 +182,7 @@ def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> Non
 
 
 def _read(path: Path) -> tuple[Outputs, str]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise _missing(error) from None
+    onnxruntime = needed("onnxruntime", *NEEDED)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map.get(KEY, "")
     return (lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])), about
-
-
-def _missing(error: ImportError) -> ModelError:
-    return ModelError(
-        f"An .onnx file needs the package {error.name}, which is not installed; install it by "
-        'pip install "fedda[export]".'
-    )

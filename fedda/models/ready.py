@@ -8,8 +8,6 @@ Each is without its last linear layer, and can be cut before its last block.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedda.config import PRETRAINED, TIMM, InputConfig, ModelConfig
+from fedda.data.optional import needed
 from fedda.errors import ModelError
 
 # Mean and deviation of each colour, with which torchvision's ImageNet weights were trained.
@@ -126,10 +125,9 @@ def _of_torchvision(name: str) -> Ready:
 
 
 def _lite0() -> Ready:
-    with _installed("pretrained"):
-        from efficientnet_lite_pytorch import EfficientNet
+    package = needed("efficientnet_lite_pytorch", "pretrained", "The network", ModelError)
     # Without an image size its convolutions pad every size rightly, not the one of ImageNet alone.
-    network: Any = EfficientNet.from_name(LITE0, image_size=None)
+    network: Any = package.EfficientNet.from_name(LITE0, image_size=None)
     width = network._fc.in_features
     network._fc = network._dropout = nn.Identity()
     return Ready(network, width, mean=LITE_MEAN, std=LITE_STD)
@@ -164,9 +162,9 @@ def _timm_width(name: str, size: tuple[int, ...]) -> int:
 
 def _timm_settings(name: str) -> dict[str, Any]:
     """What timm says about the images that a network's weights were trained on."""
-    with _installed("timm"):
-        import timm
-        from timm.data.config import resolve_data_config
+    timm = needed("timm", "timm", "The network", ModelError)
+    from timm.data.config import resolve_data_config
+
     base, _, tag = name.partition(".")
     about = timm.get_pretrained_cfg(name) if timm.is_model(base) else None
     if about is None:
@@ -201,22 +199,6 @@ def _unfit(name: str, size: tuple[int, ...], error: Exception) -> ModelError:
         f"timm cannot make {name} for images of {size[0]} x {size[1]} pixels "
         f"({first_line(error)}); set input.size to another size, or choose another network."
     )
-
-
-@contextmanager
-def _installed(extra: str) -> Iterator[None]:
-    """Say which extra is missing.
-
-    Raises:
-        ModelError: the import in the `with` block failed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ModelError(
-            f"The network needs the package {error.name}, which is not installed here; install it "
-            f'by pip install "fedda[{extra}]".'
-        ) from None
 
 
 def first_line(error: Exception) -> str:

