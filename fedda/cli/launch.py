@@ -172,7 +172,10 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
         except (KeyboardInterrupt, DiedError):
             if run is not None:
                 with _held():
-                    _end(run)
+                    try:
+                        run.stop()  # so that another can begin at once
+                    except RunError as error:
+                        echo(f"\nthe run could not be ended at its server: {error}", err=True)
             raise
 
 
@@ -189,14 +192,6 @@ def _held() -> Iterator[None]:
             signal.signal(number, handler)
     for number in came[:1]:
         signal.raise_signal(number)
-
-
-def _end(run: Going) -> None:
-    """End a run at its server, so that another can begin at once; say so if that fails."""
-    try:
-        run.stop()
-    except RunError as error:
-        echo(f"\nthe run could not be ended at its server: {error}", err=True)
 
 
 def _end_former(folder: Path, address: str, control: Any) -> None:
