@@ -117,7 +117,7 @@ def test_nothing_leads_out_of_the_folder_unless_the_site_says_so(
 ) -> None:
     WAYS[way](site, elsewhere)
     # Training images are no business of a test, nor tests of a training, where they are apart.
-    readers = {"source", "describe", "verify", "stream"}
+    readers = {"source", "describe", "verify", "batches"}
     for name in readers if way == "test" else readers | {"target", "digests"}:
         with pytest.raises(DataError, match=OUT) as found:
             uses(site, Reading())[name]()
