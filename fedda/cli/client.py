@@ -266,12 +266,8 @@ def _exec_stock(
         raise ConfigError("flwr's program flower-supernode is not installed: install flwr")
     # A file, because the quoting of flower-supernode's command line cannot express every path.
     node = state / "node.toml"
-    node.write_text(
-        "".join(
-            f"{k} = {json.dumps(v, ensure_ascii=False)}\n"
-            for k, v in {**config, "forgetful": True}.items()
-        )
-    )
+    settings = {**config, "forgetful": True}.items()
+    node.write_text("".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in settings))
     home = state / "flwr"
     home.mkdir(exist_ok=True)
     os.environ["FLWR_HOME"] = str(home)

@@ -340,12 +340,8 @@ def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
     yield "training", f"{description.train} ({part}{labels})"
     if is_large((description.train, *description.shape)):
         yield "kept", "in a private file under the --state-dir of fedda-client, see its --cache"
-    tests = (
-        f"{description.test} (with labels)"
-        if description.test
-        else "none: no accuracy at this site"
-    )
-    yield "test", tests
+    tests = f"{description.test} (with labels)" if description.test else ""
+    yield "test", tests or "none: no accuracy at this site"
     if description.role == "source":
         counts = [f"{name}: {count}" for name, count in description.counts.items()]
         yield f"{len(description.classes)} classes", listed(counts, _SHOWN)

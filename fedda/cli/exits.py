@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from fedda.errors import FULL, FeddaError, KeyFileError, UsageError, reason
+from fedda.flower.supported import refusal
 from fedda.ops.proxies import loopback_is_direct
 from fedda.results.escaping import OUTPUT, echo, outlasting
 
@@ -57,6 +58,8 @@ def as_a_program() -> Iterator[None]:
     which asks for it when it is imported, gets a home where the account has none. Accounts
     outside its group can write no file that it makes, as of a server's keys, whatever the umask.
     """
+    if sentence := refusal():  # before it imports a Flower that it would not understand
+        sys.exit(f"error: {sentence}")
     os.umask(os.umask(0o077) | 0o002)
     for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: each gets its own
         if getattr(sys, name) is None:

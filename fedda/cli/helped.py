@@ -72,12 +72,6 @@ def _strict(command: click.Command) -> None:
     command.parse_args = parse_args  # type: ignore[method-assign]
 
 
-def _complete(program: click.Command) -> None:
-    """Join the lines of a program's help, and let it say its version and Flower's."""
-    _join(program)
-    click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(program)
-
-
 class OpenGroup(TyperGroup):
     """A group of commands to which packages add theirs: `NAME`, or `GROUP.NAME` below a group.
 
@@ -123,17 +117,18 @@ class OpenGroup(TyperGroup):
                 echo(f"note: {name} of {each.origin} is left out ({why})", err=True)
 
 
-class HelpedGroup(OpenGroup):
-    """A program of several commands, with --version; it joins the lines of all of them."""
+class Helped(click.Command):
+    """A program, which joins the lines of its help, and says its version and Flower's."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        _complete(self)
+        _join(self)
+        click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(self)
 
 
-class HelpedCommand(TyperCommand):
-    """A program's only command, with --version."""
+class HelpedGroup(Helped, OpenGroup):
+    """A program of several commands."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        _complete(self)
+
+class HelpedCommand(Helped, TyperCommand):
+    """A program's only command."""

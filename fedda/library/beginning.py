@@ -73,13 +73,11 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
     """
     folder = Path(config.run.dir) / config.run.name
     if read.begun(folder):
-        raise (
-            still_going_on(folder)
-            if holder(folder)
-            else RunError(
-                f"{folder} holds a run already; choose another --name, or go on with it by "
-                f"{typed('fedda', 'run', '--resume', folder)}"
-            )
+        if holder(folder):
+            raise still_going_on(folder)
+        raise RunError(
+            f"{folder} holds a run already; choose another --name, or go on with it by "
+            f"{typed('fedda', 'run', '--resume', folder)}"
         )
     journal, here = folder / read.JOURNAL, launch.simulate or launch.target
 
