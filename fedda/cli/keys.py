@@ -160,10 +160,7 @@ def add(
 
 
 @app.command()
-def revoke(
-    name: Name,
-    directory: Dir = HERE,
-) -> None:
+def revoke(name: Name, directory: Dir = HERE) -> None:
     """Revoke a site's key; a running server refuses the site within seconds."""
     path = keys.revoke(directory, name)
     echo(f"{name} is revoked; its old key lies at {path}")

@@ -16,7 +16,6 @@ from fedda.data.load import open_site
 from fedda.data.naming import listed
 from fedda.data.own_columns import CHUNK, own_columns
 from fedda.data.pixels import Encoded, read_images, sound
-from fedda.data.reader import Checked
 from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
@@ -118,7 +117,12 @@ def _batches(
         names = [file.relative_to(folder).as_posix() for file in files]
         yield from _read(files, names, folder, shape, batch, form)
     else:
-        yield from _others(site, Path(path), shape, batch, form)
+        _check(f"{path} holds", site.describe("target").shape, shape)
+        x = site.target(form, None).x
+        for start in range(0, len(x), batch):
+            rows = x[start : start + batch]
+            names = [str(start + i) for i in range(len(rows))]
+            yield Batch(names, fitted(Unlabelled(rows), shape))
 
 
 def _rows(
@@ -161,17 +165,6 @@ def _read(
         some = slice(start, start + batch)
         x = read_images(files[some], form, None)
         yield Batch(names[some], fitted(Unlabelled(x), shape), keys[some])
-
-
-def _others(
-    site: Checked, path: Path, shape: tuple[int, ...], batch: int, form: Form
-) -> Iterator[Batch]:
-    _check(f"{path} holds", site.describe("target").shape, shape)
-    examples, start = site.target(form, None), 0
-    for rows in examples.x.split(batch):
-        names = [str(start + i) for i in range(len(rows))]
-        start += len(rows)
-        yield Batch(names, fitted(Unlabelled(rows), shape))
 
 
 def _walk(folder: Path, inside: Inside, seen: set[Path]) -> Iterator[Path]:

@@ -80,47 +80,32 @@ class Results:
 
     Attributes:
         raw: the content of results.json.
+        method: the method's name.
+        seeds: one training of each method per seed and target.
+        classes: their names, in the order of the model's outputs.
+        accuracy: the target's after the last round, mean over seeds and targets, 0 to 1.
+        troubles: what went wrong at or with sites: `what`, `site`, `text`.
         trainings: all of them, the baseline's first.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = dict(raw)
+        self.method: str = raw["method"]
+        self.seeds: tuple[int, ...] = tuple(raw["seeds"])
+        self.classes: tuple[str, ...] = tuple(raw.get("classes", ()))
+        self.accuracy: float | None = raw.get("final_accuracy")
+        self.troubles: tuple[Mapping[str, Any], ...] = tuple(raw["events"])
         self.trainings = tuple(
             Training.of(method, noted) for method, of in raw["trainings"].items() for noted in of
         )
 
     @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.raw["method"]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds, one training of each method per seed and target."""
-        return tuple(self.raw["seeds"])
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the model's outputs."""
-        return tuple(self.raw["classes"])
-
-    @property
-    def accuracy(self) -> float | None:
-        """The target's accuracy after the last round, mean over seeds and targets, 0 to 1."""
-        return self.raw["final_accuracy"]
-
-    @property
     def accuracies(self) -> dict[str, float | None]:
-        """The same of each method that was trained, by its name."""
+        """The accuracy of each method that was trained, by its name."""
         means = read.summary(self.raw)
         if means["measure"] != "accuracy":
             return dict.fromkeys(means["methods"])
         return {method: found["last"]["mean"] for method, found in means["methods"].items()}
-
-    @property
-    def troubles(self) -> tuple[Mapping[str, Any], ...]:
-        """What went wrong at or with sites: `what`, `site`, `text`."""
-        return tuple(self.raw["events"])
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
