@@ -21,6 +21,7 @@ from rich.table import Table
 
 from fedda import models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.results.escaping import Output, PlainConsole, cell, echo, outlasting, visible
 from tests.command_lines import call
 from tests.test_fuzz import joined, split
@@ -34,7 +35,7 @@ CNN = ModelConfig(name="digit-cnn")
 def model(path: Path, **about: Any) -> Path:
     """A model file that says other things of itself."""
     made = models.build(CNN, (1, 8, 8), 3, 0)
-    models.save(path, made, config=CNN, shape=(1, 8, 8), classes=("a", "b", "c"))
+    models.save(path, made, config=CNN, inputs=Inputs((1, 8, 8)), classes=("a", "b", "c"))
     header, values = split(path.read_bytes())
     said = json.loads(header["__metadata__"]["fedda"])
     said["config"] |= about.pop("config", {})

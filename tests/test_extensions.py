@@ -19,6 +19,7 @@ from fedda import data, models, plugins, records
 from fedda.algorithms import fedavg
 from fedda.cli.predict import rows as predicted
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import Code, ConfigError, ModelError
 from fedda.methods import Method, Phase
 from fedda.models import BatchNorm, Extension, Model, batchnorms, predict
@@ -308,7 +309,7 @@ def test_loading_a_model_without_its_method_says_what_to_install(
 ) -> None:
     path = tmp_path / "model.safetensors"
     model = models.build(MLP, SHAPE, CLASSES, 0, extension(name))
-    models.save(path, model, config=MLP, shape=SHAPE, classes="abcd")
+    models.save(path, model, config=MLP, inputs=Inputs(SHAPE), classes="abcd")
     test_plugins.uninstall(tmp_path, package_of(name))
     with pytest.raises(ModelError, match=f"layers of the method {name}, which is not installed"):
         models.load(path)

@@ -25,6 +25,7 @@ import strategies.fdann
 from fedda import data, models, plugins
 from fedda.cli import launch
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.contrib.audit import gradients
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
@@ -577,7 +578,7 @@ def test_a_network_of_another_package_is_built_and_saved(install: Install, tmp_p
     weights = [m.encoder.state_dict()["1.weight"] for m in (model, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     path = tmp_path / "model.safetensors"
-    models.save(path, model, config=config, shape=SHAPE, classes=("a", "b", "c"))
+    models.save(path, model, config=config, inputs=Inputs(SHAPE), classes=("a", "b", "c"))
     assert torch.equal(models.load(path)[0].encoder.state_dict()["1.weight"], weights[0])
     assert RunConfig.parse({"model.name": "linear"}).model.name == "linear"
     with pytest.raises(ConfigError, match=r"no network 'linea'; .* linear\."):
@@ -765,6 +766,7 @@ def test_the_example_adapts_at_the_target_alone(
 DRIVER = """
 import json, subprocess, sys
 from pathlib import Path
+from fedda.config.inputs import Inputs
 from fedda.ops.federation import Deployment
 
 if __name__ == "__main__":

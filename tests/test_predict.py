@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedda import models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data import batches
 from fedda.data.form import conform_images
 from fedda.errors import DataError
@@ -24,7 +25,7 @@ CNN, MLP = ModelConfig(name="digit-cnn"), ModelConfig(name="mlp", hidden="4")
 
 def saved(path: Path, config: ModelConfig = CNN, shape: tuple[int, ...] = (1, 8, 8)) -> Path:
     model = models.build(config, shape, len(CLASSES), seed=3)
-    models.save(path, model, config=config, shape=shape, classes=CLASSES)
+    models.save(path, model, config=config, inputs=Inputs(shape), classes=CLASSES)
     return path
 
 

@@ -1,6 +1,7 @@
 """Images come to one size by stretching or cropping; cropping is torchvision's to the bit."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.form import conform_images, middle, scaled
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig, Task
@@ -75,7 +77,7 @@ def test_the_rule_reaches_the_sites_and_needs_a_size() -> None:
 
 def test_a_model_says_how_its_images_were_resized(tmp_path: Path) -> None:
     made = models.blank(ModelConfig(name="mlp", hidden="4"), (1, 6, 6), 2)
-    about = {"config": ModelConfig(name="mlp", hidden="4"), "shape": (1, 6, 6), "classes": "ab"}
+    about: Any = {"config": ModelConfig(name="mlp", hidden="4"), "classes": "ab"}
     for resize in ("stretch", "crop"):
-        models.save(tmp_path / "m", made, **about, resize=resize)
-        assert models.describe(tmp_path / "m").resize == resize
+        models.save(tmp_path / "m", made, **about, inputs=Inputs((1, 6, 6), resize))
+        assert models.describe(tmp_path / "m").inputs.resize == resize

@@ -75,8 +75,7 @@ def refine(
     source_only = source_only and source_only.to(chosen_device)
     made = refining.refined_model(source_only, model, x, *about)
     kept = refining.distilled(made, x) if linear else made.model
-    about = {"config": meta.config, **meta.inputs._asdict()}
-    models.save(place, kept, classes=meta.classes, **about)
+    models.save(place, kept, config=meta.config, inputs=meta.inputs, classes=meta.classes)
     count = len(models.refined.members_of(made.model))
     echo(
         f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} examples; "

@@ -45,7 +45,7 @@ def weights(
     for part in ("bottleneck", "last-block"):
         config = validate(ModelConfig, {**tree, "train": part}, "model")
         try:
-            digest = models.digest(config, (3, side, side))  # type: ignore[arg-type]
+            digest = models.digest(config, (3, side, side))
         except ModelError as error:
             if not values:
                 raise

@@ -7,6 +7,7 @@ its outputs once per image, and the run's model takes these outputs as inputs.
 
 import hashlib
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from .ready import cut, ready
 from .weights import fill
 
 DIGEST = 16  # bytes
+remembered: Any = cache  # whose type does not know that frozen settings can be told apart
 
 
 class Normalise(nn.Module):
@@ -109,7 +111,7 @@ def backbone(
     return Backbone(normalise, front, shape).to(device)
 
 
-@cache
+@remembered
 def digest(config: ModelConfig, shape: tuple[int, ...]) -> str:
     """The hash of the frozen part; its weights are fetched if this machine has no copy.
 
@@ -119,7 +121,7 @@ def digest(config: ModelConfig, shape: tuple[int, ...]) -> str:
     return backbone(config, shape, fetch=True).digest()
 
 
-@cache
+@remembered
 def outputs(config: ModelConfig, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what the frozen part gives for one image; no weights are read."""
     made = backbone(config, shape, weights=False, device="meta")

@@ -313,7 +313,7 @@ def _network(
     if not has_weights(config.name):
         return *small(config, shape), None
     if config.train == "bottleneck":
-        return nn.Flatten(), math.prod(outputs(config, shape)), None  # type: ignore[arg-type]
+        return nn.Flatten(), math.prod(outputs(config, shape)), None
     made = ready(config.name, shape[1:])
     if config.freezes:
         if weights:

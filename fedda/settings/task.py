@@ -124,11 +124,6 @@ class Task(sections.Section):
         return inputs.suspect(self.dims, self.window) if self.shape else ""
 
     @property
-    def about_model(self) -> dict[str, Any]:
-        """What a model's file says of how images come to it, and of the network."""
-        return {"config": self.model, **self.inputs._asdict()}
-
-    @property
     def inputs(self) -> inputs.Inputs:
         """The shape of one input, and how images and vectors come to it."""
         columns = tuple(self.column_names.split("\n")) if self.column_names else ()

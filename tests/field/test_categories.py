@@ -213,7 +213,7 @@ def test_a_coding_by_hand() -> None:
 def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sites: Path) -> None:
     """Without the texts the classes cannot be told: age says nearly nothing."""
     about = models.describe(run.folder / "model.safetensors")
-    assert about.columns == CODED and about.shape == (5,)
+    assert about.inputs.columns == CODED and about.shape == (5,)
     assert run.results.accuracy is None  # west has no tests
     new, place = patients(9), sites.parent / "new.csv"
     new.drop(columns="label")[["thal", "age", "sex"]].to_csv(place, index=False)
@@ -224,7 +224,7 @@ def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sit
     assert answers == run.model.predict(new.drop(columns="label"))
     refined = sites.parent / "r.safetensors"
     call("refine", run.folder, "--data", sites / "west.csv", "--out", refined)
-    assert models.describe(refined).columns == CODED
+    assert models.describe(refined).inputs.columns == CODED
 
 
 def test_texts_where_a_model_takes_numbers_are_refused(run: fedda.Run, sites: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.reader import Checked
 from fedda.errors import DataError
 from fedda.library.outcome import Model
@@ -139,7 +140,7 @@ def test_the_command_and_the_library_answer_row_by_row(tmp_path: Path, form: str
     make, names, keys = FORMS[form]
     path, model = make(tmp_path / "x"), tmp_path / "m.safetensors"
     network = models.build(MLP, (1, 4, 4), 2, seed=0)
-    models.save(model, network, config=MLP, shape=(1, 4, 4), classes=("a", "b"))
+    models.save(model, network, config=MLP, inputs=Inputs((1, 4, 4)), classes=("a", "b"))
     x = torch.tensor(VALUES, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
     right = models.predict(models.load(model)[0], x)[:, 1].tolist()
     assert len({f"{each:.6g}" for each in right}) == COUNT
@@ -187,7 +188,7 @@ def test_one_image_has_one_answer(shape: tuple[int, ...]) -> None:
     """Or it is refused, where it could be several."""
     colours = 3 if 3 in shape else 1
     model = models.build(MLP, (colours, 8, 8), 2, seed=0)
-    about = models.Meta(config=MLP, shape=(colours, 8, 8), classes=("a", "b"), version="")
+    about = models.Meta(MLP, Inputs((colours, 8, 8)), classes=("a", "b"), version="")
     x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     given = torch.from_numpy(x) if shape[0] == 3 else x
     try:
