@@ -26,10 +26,10 @@ from fedda.data.categories import (
     alone,
     apart,
     coded,
-    numbered,
     together,
 )
 from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.library.program_tables import frame
 from fedda.settings import RunConfig
 from tests.command_lines import call
 
@@ -115,13 +115,19 @@ def test_sites_without_a_common_value_are_named_though_none_has_it_alone() -> No
         RunConfig.parse({"input.categories": "sex=..."})
 
 
+def numbered(values: list[Any]) -> tuple[np.ndarray, Any]:
+    """A column's cells as numbers, and the texts that they mean."""
+    numbers, texts = frame({"t": values}, "a table")
+    return numbers[:, 0], texts.get("t", ())
+
+
 def test_cells_are_numbered() -> None:
     numbers, texts = numbered(["b", "A", None, "?", " a "])
     assert texts == ("a", "b") or texts == ("A", "b")
     assert numbers[[0, 1, 4]].tolist() == [1, 0, 0] and np.isnan(numbers[2:4]).all()
     assert numbered(["1", 2.5, ""])[1] == ()
     for odd in (["1", "a"], ["a,b"], ["a|b"], [f"name {i}" for i in range(65)]):
-        with pytest.raises(ValueError):
+        with pytest.raises(DataError, match=r"a table has .* in its column t: numbers, or a few"):
             numbered(odd)
 
 
