@@ -142,7 +142,7 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
 def _write(kind: str, folder: Path, filled: Mapping[str, str]) -> None:
     """Write the files of a kind of folder, with names and settings filled in."""
     for file in (TEMPLATES / kind).iterdir():
-        made = Template(file.read_text()).substitute(filled)
+        made = Template(file.read_text("utf-8")).substitute(filled)
         (folder / file.stem).write_text(made.replace(" \n", "\n"))
 
 

@@ -18,7 +18,7 @@ from .remarks import adapted_elsewhere
 CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
 TOLD = ("input", "model", "privacy", "train", "wire", "guard", "secure")
-TEMPLATE = Template(Path(__file__).with_name("model_card.md.in").read_text())
+TEMPLATE = Template(Path(__file__).with_name("model_card.md.in").read_text("utf-8"))
 HIDDEN = {
     "sum": "Secure sums: the server learned the sum of the sources' models, and no single one",
     "sealed": "Sealed models: the server saw the models' mean alone, and the target saw each",
