@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from statistics import fmean, stdev
 from string import Template
 from typing import Any
@@ -18,7 +17,45 @@ from .remarks import adapted_elsewhere
 CARD = "MODEL_CARD.md"
 # Sections whose settings can change the model; others hold names, addresses and waiting times.
 TOLD = ("input", "model", "privacy", "train", "wire", "guard", "secure")
-TEMPLATE = Template(Path(__file__).with_name("model_card.md.in").read_text("utf-8"))
+TEMPLATE = Template("""\
+# $title: $n classes
+
+A classifier (`$network`, input $shape) of $classes. It was trained by federated unsupervised
+domain adaptation with $title: labelled sources and a target without labels trained together, and no
+image left its site. Made by fedda $fedda with Flower $flwr and PyTorch $torch.
+
+## Data
+
+$data
+
+## How good it is
+
+$measured
+
+$quality
+
+## Limits
+
+- It is adapted to the target's images. For others, the sources' included, it may be worse than a
+  model that has not adapted.
+- A model can reveal something about the images that it was trained on.
+$limits
+## What left the sites
+
+$crossed
+
+$protected
+
+## Settings
+
+Those that are no defaults:
+
+$settings
+
+## Use
+
+    fedda predict model.safetensors IMAGES --out predictions.csv
+""")
 HIDDEN = {
     "sum": "Secure sums: the server learned the sum of the sources' models, and no single one",
     "sealed": "Sealed models: the server saw the models' mean alone, and the target saw each",
