@@ -187,7 +187,7 @@ class Client:
         """Write `adapted` for `fedda predict`, if this site keeps anything on its disk."""
         task = self.task
         if (path := state.model_path(self.site, task.training, state.ADAPTED)) is not None:
-            models.save(path, self.adapted(), classes=task.names, **task.about_model)
+            models.save(path, self.adapted(), task.model, task.inputs, task.names)
 
     def batches(self) -> Iterator[Tensor]:
         """This round's mini-batches of indices, of as many images as the site asks for."""

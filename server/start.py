@@ -115,7 +115,7 @@ def _check_data(
     classes: Sequence[str],
 ) -> None:
     _compare(run, "inputs of shape", about.shape, tuple(shape))
-    if about.columns and columns and (other := unlike(about.columns, columns)):
+    if about.inputs.columns and columns and (other := unlike(about.inputs.columns, columns)):
         raise ConfigError(
             f"Beside this run's sites, the model in {run} has {other}; start from a run of the "
             "same columns."

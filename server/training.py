@@ -355,7 +355,7 @@ class TrainingRounds:
         if task.model.freezes:
             model.attach(models.backbone(task.model, task.dims, fetch=True))
         path = self.folder / MODEL
-        models.save(path, model, classes=self.roster.classes, **task.about_model)
+        models.save(path, model, config=task.model, inputs=task.inputs, classes=self.roster.classes)
         # The target that keeps its adapted model, and the model's file below its --state-dir.
         kept = {"site": target, "file": f"{target}/{task.training}.model.safetensors"}
         apart = (REFINED, ANSWERED)

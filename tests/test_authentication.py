@@ -19,8 +19,8 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedda import __version__
+from fedda.cli import app
 from fedda.cli.client import _default_name
-from fedda.cli.keys import app
 from fedda.errors import RunError
 from fedda.flower import fleet_pb2
 from fedda.lane.invitation import sign
@@ -406,7 +406,7 @@ def test_a_site_under_another_name_is_not_taken_and_named_once(tmp_path: Path, f
 
 def test_a_role_is_kept_with_the_key_and_shown(tmp_path: Path) -> None:
     def run(*words: str) -> str:
-        done = CliRunner().invoke(app, [*words, "--dir", str(tmp_path)])
+        done = CliRunner().invoke(app, ["keys", *words, "--dir", str(tmp_path)])
         assert done.exit_code == 0, done.output
         return done.output
 

@@ -23,6 +23,7 @@ from rich.table import Table
 
 from fedda import models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.results.escaping import Output, PlainConsole, cell, echo, outlasting, visible
 from tests.command_lines import call
 from tests.test_fuzz import joined, split
@@ -38,7 +39,7 @@ def whole() -> tuple[dict[str, Any], bytes]:
     """A model file's header and values."""
     with TemporaryDirectory() as folder:
         made, path = models.build(CNN, (1, 8, 8), 3, 0), Path(folder, "m.safetensors")
-        models.save(path, made, config=CNN, shape=(1, 8, 8), classes=("a", "b", "c"))
+        models.save(path, made, config=CNN, inputs=Inputs((1, 8, 8)), classes=("a", "b", "c"))
         return split(path.read_bytes())
 
 

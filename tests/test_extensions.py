@@ -17,11 +17,13 @@ from clients import fedavg as clients
 from clients.site.request import Numbers
 from fedda import data, models, plugins, records
 from fedda.algorithms import fedavg
-from fedda.cli.predict import table
+from fedda.cli.predict import rows as predicted
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import Code, ConfigError, ModelError
 from fedda.methods import Method, Phase
 from fedda.models import BatchNorm, Extension, Model, batchnorms, predict
+from fedda.models.answers import answers
 from tests import test_plugins
 from tests.local_grid import Bench, Node, ScriptedGrid, run, stop_after
 
@@ -228,7 +230,9 @@ def test_a_run_trains_saves_loads_and_predicts(
     assert training["final_accuracy"] == float((p.argmax(dim=1) == tests.y).double().mean())
 
     # So does `fedda predict`, up to the digits that it prints.
-    rows = list(table(Path(training["model"]), Path(domains[-1]["data"]), 16, "cpu"))
+    model, data_at = Path(training["model"]), Path(domains[-1]["data"])
+    said = answers(model, data_at, 16, torch.device("cpu"), data.Reading())
+    rows = list(predicted(*said))
     shown = {tuple(f"{value:.6g}" for value in each) for each in p.tolist()}
     assert len(shown) > 1 and {tuple(row[3:]) for row in rows} >= shown
 
@@ -305,7 +309,7 @@ def test_loading_a_model_without_its_method_says_what_to_install(
 ) -> None:
     path = tmp_path / "model.safetensors"
     model = models.build(MLP, SHAPE, CLASSES, 0, extension(name))
-    models.save(path, model, config=MLP, shape=SHAPE, classes="abcd")
+    models.save(path, model, config=MLP, inputs=Inputs(SHAPE), classes="abcd")
     test_plugins.uninstall(tmp_path, package_of(name))
     with pytest.raises(ModelError, match=f"layers of the method {name}, which is not installed"):
         models.load(path)

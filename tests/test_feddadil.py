@@ -13,10 +13,11 @@ from clients.shared.dictionary import Dictionary
 from clients.site.memory import Site, resident
 from fedda import data, models, records
 from fedda.algorithms import feddadil
-from fedda.cli.predict import table
+from fedda.cli.predict import rows as predicted
 from fedda.config.inputs import Inputs
 from fedda.errors import Code, ConfigError
 from fedda.maths.mixture import Mixture
+from fedda.models.answers import answers
 from fedda.settings import RunConfig
 from fedda.wire import packing
 from fedda.wire.packing import Arrays, Kind
@@ -348,7 +349,8 @@ def test_heads_are_tested_in_every_round_and_saved_models_predict_the_same(
         p = models.predict(model, tests.x)
         accuracy = float((p.argmax(dim=1) == tests.y).double().mean())
         assert accuracy == pytest.approx(entries[-1][f"accuracy-{kind}"])
-        rows = list(table(folder / f"{kind}.safetensors", Path(nodes[-1]["data"]), 16, "cpu"))
+        model, site = folder / f"{kind}.safetensors", Path(nodes[-1]["data"])
+        rows = list(predicted(*answers(model, site, 16, torch.device("cpu"), data.Reading())))
         assert len(rows) > len(p) and about.classes == tuple("0123")
     plain, _ = models.load(tmp_path / "run" / "model.safetensors")
     p = models.predict(plain, tests.x)

@@ -12,6 +12,7 @@ import pytest
 
 from fedda import models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import ConfigError, ModelError, RunError
 from fedda.files import (
     encoding,
@@ -202,7 +203,9 @@ def test_a_write_protected_file_is_not_replaced(
         part.write_text("new")
     with pytest.raises(ModelError, match="write-protected"):
         made = models.build(MODEL, (4,), 2, 0)
-        models.save(tmp_path / "mine.csv", made, config=MODEL, shape=(4,), classes=("a", "b"))
+        models.save(
+            tmp_path / "mine.csv", made, config=MODEL, inputs=Inputs((4,)), classes=("a", "b")
+        )
     assert (tmp_path / "mine.csv").read_text() == "mine"
 
 
@@ -214,7 +217,7 @@ def test_models_are_written_to_files_alone(tmp_path: Path, write: str) -> None:
     with pytest.raises(ModelError, match="is no file"):
         if write == "export":
             export(tmp_path / "model.safetensors", pipe)
-        models.save(pipe, made, config=MODEL, shape=(4,), classes=("a", "b"))
+        models.save(pipe, made, config=MODEL, inputs=Inputs((4,)), classes=("a", "b"))
     assert pipe.is_fifo()
 
 

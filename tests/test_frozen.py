@@ -21,6 +21,7 @@ from clients.site.memory import resident
 from clients.site.request import Request
 from fedda import data, models, plugins, records
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import Code, ModelError, PolicyError, RosterError
 from fedda.models import export
 from fedda.models.ready import ready
@@ -147,7 +148,7 @@ def test_a_model_file_stands_alone(tmp_path: Path) -> None:
     kept = ModelConfig(name=RESNET, weights=str(weights), train="bottleneck", bottleneck=4)
     model = models.build(kept, IMAGES, 3, seed=0).attach(models.backbone(kept, IMAGES)).eval()
     path = tmp_path / "model.safetensors"
-    models.save(path, model, config=kept, shape=IMAGES, classes=("a", "b", "c"))
+    models.save(path, model, config=kept, inputs=Inputs(IMAGES), classes=("a", "b", "c"))
     weights.unlink()
     loaded, _ = models.load(path)
     assert torch.equal(models.predict(loaded, images()), models.predict(model, images()))

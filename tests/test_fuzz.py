@@ -24,6 +24,7 @@ from PIL import Image
 from clients.site import state
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import DataError, FeddaError, ModelError
 from fedda.settings import Task
 from fedda.wire import packing
@@ -262,7 +263,7 @@ def with_about(draw: Random, whole: bytes) -> bytes:
 def model_file(tmp_path: Path) -> Path:
     model = models.build(MLP, (1, 4, 4), 3, 0)
     path = tmp_path / "model.safetensors"
-    models.save(path, model, config=MLP, shape=(1, 4, 4), classes=("a", "b", "c"))
+    models.save(path, model, config=MLP, inputs=Inputs((1, 4, 4)), classes=("a", "b", "c"))
     return path
 
 

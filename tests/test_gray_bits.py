@@ -108,7 +108,7 @@ def test_a_simulated_run_s_model_reads_as_its_sites_did(tmp_path: Path) -> None:
     about |= {"baseline": "none", "quiet": True, "gray_bits": 12, "dir": tmp_path / "run"}
     run = fedda.simulate(tmp_path / "sites", "t", "fedavg", **about)
     _, meta = models.load(tmp_path / "run" / "model.safetensors")
-    assert meta.window == "12 bits"
+    assert meta.inputs.window == "12 bits"
     told = run.model.predict(tmp_path / "sites" / "t")
     x = data.load_target(tmp_path / "sites" / "t", reading=TWELVE).x
     network, _ = models.load(tmp_path / "run" / "model.safetensors")

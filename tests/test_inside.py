@@ -106,7 +106,7 @@ def uses(site: Path, reading: Reading) -> dict[str, Callable[[], object]]:
         "describe": lambda: data.describe(site, "source", reading),
         "verify": lambda: data.verify(site, "target", reading=reading),
         "digests": lambda: data.identities(site, "source", reading),
-        "stream": lambda: list(data.stream(site, (1, 4, 4), 8, reading=reading)),
+        "batches": lambda: list(data.batches(site, (1, 4, 4), 8, reading=reading)),
         "site": lambda: Site({"role": "source", "data": str(site), **reading.flat()}).reading,
     }
 
@@ -117,7 +117,7 @@ def test_nothing_leads_out_of_the_folder_unless_the_site_says_so(
 ) -> None:
     WAYS[way](site, elsewhere)
     # Training images are no business of a test, nor tests of a training, where they are apart.
-    readers = {"source", "describe", "verify", "stream"}
+    readers = {"source", "describe", "verify", "batches"}
     for name in readers if way == "test" else readers | {"target", "digests"}:
         with pytest.raises(DataError, match=OUT) as found:
             uses(site, Reading())[name]()
@@ -153,7 +153,7 @@ def test_what_stays_in_the_folder_is_read(site: Path, tmp_path: Path) -> None:
 def test_a_folder_in_itself_ends(site: Path) -> None:
     for name in ("x", "y"):
         (site / "train" / name).symlink_to(site)
-    found = [name for names, _ in data.stream(site, (1, 4, 4), 8) for name in names]
+    found = [name for names, _, _ in data.batches(site, (1, 4, 4), 8) for name in names]
     assert len(found) == 4
 
 

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from fedda import cli
 from fedda.cli import app as server
 from fedda.cli.client import _check_options
-from fedda.cli.keys import app
 from fedda.cli.superlink import _certificates
 from fedda.errors import KeyFileError
 from fedda.ops import certificate, keys
@@ -330,15 +329,16 @@ def test_other_kinds_of_keys_are_refused(tmp_path: Path, made: Path) -> None:
 
 def test_the_commands_make_list_and_revoke_or_end_with_a_sentence(tmp_path: Path) -> None:
     run, hub = CliRunner(), str(tmp_path / "hub")
-    assert run.invoke(app, ["init", "--dir", hub, "--host", "hub.example.org"]).exit_code == 0
-    again = run.invoke(app, ["init", "--dir", hub])
+    made = run.invoke(server, ["keys", "init", "--dir", hub, "--host", "hub.example.org"])
+    assert made.exit_code == 0
+    again = run.invoke(server, ["keys", "init", "--dir", hub])
     assert again.exit_code == 3 and "exists already" in again.output
-    nowhere = run.invoke(app, ["list", "--dir", str(tmp_path / "nowhere")])
+    nowhere = run.invoke(server, ["keys", "list", "--dir", str(tmp_path / "nowhere")])
     assert nowhere.exit_code == 3 and "there is no folder" in nowhere.output
-    assert run.invoke(app, ["add", "clinic-a", "--dir", hub]).exit_code == 0
-    assert "clinic-a" in run.invoke(app, ["list", "--dir", hub]).output
-    assert run.invoke(app, ["revoke", "clinic-a", "--dir", hub]).exit_code == 0
-    assert run.invoke(app, ["list", "--dir", hub]).output.strip() == "1 revoked"
+    assert run.invoke(server, ["keys", "add", "clinic-a", "--dir", hub]).exit_code == 0
+    assert "clinic-a" in run.invoke(server, ["keys", "list", "--dir", hub]).output
+    assert run.invoke(server, ["keys", "revoke", "clinic-a", "--dir", hub]).exit_code == 0
+    assert run.invoke(server, ["keys", "list", "--dir", hub]).output.strip() == "1 revoked"
 
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -346,14 +346,15 @@ def test_the_commands_make_list_and_revoke_or_end_with_a_sentence(tmp_path: Path
 
 def asked(folder: Path, name: str = "clinic-a", *options: str) -> tuple[Path, str]:
     """Make a request at a site -> its file and the fingerprint that the site is shown."""
-    done = CliRunner().invoke(app, ["request", name, "--out", str(folder), *options])
+    done = CliRunner().invoke(server, ["keys", "request", name, "--out", str(folder), *options])
     assert done.exit_code == 0, done.output
     fingerprint = next(line for line in done.output.splitlines() if line.startswith("SHA256:"))
     return folder / f"{name}.pub", fingerprint.partition(": ")[0]
 
 
 def signed(request: Path, hub: Path, *options: str, answer: str | None = None) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["sign", str(request), "--dir", str(hub), *options], answer)
+    words = ["keys", "sign", str(request), "--dir", str(hub), *options]
+    done = CliRunner().invoke(server, words, answer)
     return done.exit_code, " ".join(done.output.split())
 
 

@@ -91,10 +91,10 @@ def test_images_are_brought_to_a_form_as_they_are_read(
 def test_batches_to_predict_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "a.npz", x=KINDS["float64"])
     monkeypatch.setattr(npy, "PIECE", 500)  # 6 rows, so the batches of 4 are read one by one
-    found = list(data.stream(tmp_path / "a.npz", (9,), 4))
-    assert [len(names) for names, _ in found] == [4] * 13 + [1]
-    assert [name for names, _ in found for name in names] == [str(i) for i in range(53)]
-    x = torch.cat([examples.x for _, examples in found])
+    found = list(data.batches(tmp_path / "a.npz", (9,), 4))
+    assert [len(names) for names, _, _ in found] == [4] * 13 + [1]
+    assert [name for names, _, _ in found for name in names] == [str(i) for i in range(53)]
+    x = torch.cat([examples.x for _, examples, _ in found])
     assert torch.equal(x, wanted(KINDS["float64"]))
 
 
@@ -127,7 +127,7 @@ def test_an_array_is_never_whole_in_memory(tmp_path: Path, name: str) -> None:
     assert peak(lambda: data.load_source(path, cache=cache, channels=1, size=32)) < MOST
     assert peak(lambda: data.verify(path, "source")) < MOST
     assert peak(lambda: data.identities(path, "source")) < MOST
-    assert peak(lambda: [len(names) for names, _ in data.stream(path, (3, 64, 64), 64)]) < MOST
+    assert peak(lambda: [len(names) for names, _, _ in data.batches(path, (3, 64, 64), 64)]) < MOST
     # The measure sees a whole array:
     assert peak(lambda: np.zeros(size, np.uint8)) >= size
 

@@ -17,8 +17,8 @@ from torch import nn
 import fedda
 from clients import fedavg
 from fedda import plugins
-from fedda.cli.predict import table
-from fedda.data import naming
+from fedda.cli.predict import rows as predicted
+from fedda.data import Reading, naming
 from fedda.errors import (
     ConfigError,
     DataError,
@@ -31,6 +31,7 @@ from fedda.errors import (
 from fedda.library import simulated
 from fedda.library.outcome import Results
 from fedda.library.own_data import folder_of
+from fedda.models.answers import answers
 from fedda.settings import as_arguments
 from tests.command_lines import call
 from tests.patience import PATIENCE
@@ -467,7 +468,8 @@ def test_a_failure_of_a_site_comes_with_the_run_s_error(
 
 
 def test_a_model_predicts_what_the_command_line_predicts(finished: fedda.Run, folder: Path) -> None:
-    _, *rows = table(finished.folder / "model.safetensors", folder / "a.npz", 7, "cpu")
+    model, cpu = finished.folder / "model.safetensors", torch.device("cpu")
+    _, *rows = predicted(*answers(model, folder / "a.npz", 7, cpu, Reading()))
     x = site(1)[0]
     for given in (x, torch.from_numpy(x)[:, None], x / 255, folder / "a.npz"):
         assert finished.model.predict(given, batch=7) == [row[1] for row in rows]

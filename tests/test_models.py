@@ -12,6 +12,7 @@ import torchvision
 from torch import Tensor, nn
 
 from fedda.config import NETWORKS, ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import ModelError
 from fedda.models import (
     Arithmetic,
@@ -347,9 +348,9 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
     model(images(9, 7))  # so that BatchNorm's buffers are not the initial ones
     path = tmp_path / "deep" / "model.safetensors"
     for _ in range(2):
-        save(path, model, config=MLP, shape=(7,), classes=["cat", "dog", "Ünïcode"])
+        save(path, model, config=MLP, inputs=Inputs((7,)), classes=["cat", "dog", "Ünïcode"])
     again, meta = load(path)
-    assert meta == Meta(MLP, (7,), ("cat", "dog", "Ünïcode"), meta.version) and meta.version
+    assert meta == Meta(MLP, Inputs((7,)), ("cat", "dog", "Ünïcode"), meta.version) and meta.version
     assert not again.training
     state, expected = again.state_dict(), model.state_dict()
     assert state.keys() == expected.keys()
@@ -360,7 +361,9 @@ def test_a_saved_model_is_loaded_unchanged(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_saved_pretrained_model_stands_alone(tmp_path: Path, weights: ModelConfig) -> None:
     model = build(weights, (1, 32, 32), 2, 0)
-    save(tmp_path / "m.safetensors", model, config=weights, shape=(1, 32, 32), classes="ab")
+    save(
+        tmp_path / "m.safetensors", model, config=weights, inputs=Inputs((1, 32, 32)), classes="ab"
+    )
     Path(weights.weights).unlink()
     again, _ = load(tmp_path / "m.safetensors")
     x = images(2, 1, 32, 32)
@@ -397,7 +400,13 @@ def test_files_that_fedda_did_not_save_are_refused(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
     model = build(MLP, (7,), 3, 0)
     with pytest.raises(ModelError, match="2 class names for a model of 3"):
-        save(tmp_path / "m.safetensors", model, config=MLP, shape=(7,), classes="ab")
+        save(tmp_path / "m.safetensors", model, config=MLP, inputs=Inputs((7,)), classes="ab")
     (tmp_path / "file").touch()
     with pytest.raises(ModelError, match=r"Cannot write .* a folder is needed\); make room"):
-        save(tmp_path / "file" / "m.safetensors", model, config=MLP, shape=(7,), classes="abc")
+        save(
+            tmp_path / "file" / "m.safetensors",
+            model,
+            config=MLP,
+            inputs=Inputs((7,)),
+            classes="abc",
+        )

@@ -115,7 +115,9 @@ def test_a_file_of_the_operators_may_be_the_first_model(tmp_path: Path) -> None:
     site = make_source(tmp_path, 80, **own)
     task = task_of(site, SETTINGS)
     model = models.build(task.model, task.dims, task.classes, 5)
-    models.save(tmp_path / "m.safetensors", model, classes=task.names, **task.about_model)
+    models.save(
+        tmp_path / "m.safetensors", model, config=task.model, inputs=task.inputs, classes=task.names
+    )
     assert serve(site, asked(task, models.to_arrays(model)))
     assert serve(site, asked(task, drawn(task)))  # other runs begin as ever
     with pytest.raises(OriginError):

@@ -25,6 +25,7 @@ import strategies.fdann
 from fedda import data, models, plugins
 from fedda.cli import launch
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.array_file import ArrayFile
 from fedda.data.load import open_site
 from fedda.errors import (
@@ -554,7 +555,7 @@ def test_a_network_of_another_package_is_built_and_saved(install: Install, tmp_p
     weights = [m.encoder.state_dict()["1.weight"] for m in (model, again, other)]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     path = tmp_path / "model.safetensors"
-    models.save(path, model, config=config, shape=SHAPE, classes=("a", "b", "c"))
+    models.save(path, model, config=config, inputs=Inputs(SHAPE), classes=("a", "b", "c"))
     assert torch.equal(models.load(path)[0].encoder.state_dict()["1.weight"], weights[0])
     assert RunConfig.parse({"model.name": "linear"}).model.name == "linear"
     with pytest.raises(ConfigError, match=r"no network 'linea'; .* linear\."):
@@ -624,10 +625,10 @@ def test_a_reader_of_another_package_is_used(install: Install, table: Path) -> N
     assert data.load_evaluation(table) is None
     assert data.describe(table, "source").shape == (3,)
     assert data.verify(table, "target").train == 3
-    names = [names for names, _ in data.stream(table, (3,), 2)]
+    names = [names for names, _, _ in data.batches(table, (3,), 2)]
     assert names == [["0", "1"], ["2"]]
     with pytest.raises(DataError, match=r"vectors of 3 numbers, .* the model takes images"):
-        list(data.stream(table, SHAPE, 2))
+        list(data.batches(table, SHAPE, 2))
     code, out, _ = cli("data", "check", str(table), "--role", "source", "--min-images", "2")
     assert code == 0 and "3" in out
 
@@ -742,6 +743,7 @@ def test_the_example_adapts_at_the_target_alone(
 DRIVER = """
 import json, subprocess, sys
 from pathlib import Path
+from fedda.config.inputs import Inputs
 from fedda.ops.federation import Deployment
 
 if __name__ == "__main__":

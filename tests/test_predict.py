@@ -12,7 +12,8 @@ from PIL import Image
 
 from fedda import models
 from fedda.config import ModelConfig
-from fedda.data import stream
+from fedda.config.inputs import Inputs
+from fedda.data import batches
 from fedda.data.form import conform_images
 from fedda.errors import DataError
 from tests.command_lines import call
@@ -24,7 +25,7 @@ CNN, MLP = ModelConfig(name="digit-cnn"), ModelConfig(name="mlp", hidden="4")
 
 def saved(path: Path, config: ModelConfig = CNN, shape: tuple[int, ...] = (1, 8, 8)) -> Path:
     model = models.build(config, shape, len(CLASSES), seed=3)
-    models.save(path, model, config=config, shape=shape, classes=CLASSES)
+    models.save(path, model, config=config, inputs=Inputs(shape), classes=CLASSES)
     return path
 
 
@@ -77,10 +78,10 @@ def test_every_folder_is_read_and_images_come_to_the_models_shape(tmp_path: Path
     order = ["test/cat/9.png", "test/dog/5.png", "train/1.png", "train/cat/0.png"]
     assert [row["file"] for row in rows] == order
     x = torch.from_numpy(np.stack([pixels[name] for name in order]))
-    names_, examples = next(stream(data, (3, 12, 12), 10))
+    names_, examples, _ = next(batches(data, (3, 12, 12), 10))
     assert names_ == order
     assert torch.equal(examples.x, x)
-    for batch, (_, small) in enumerate(stream(data, (1, 8, 8), 1)):
+    for batch, (_, small, _) in enumerate(batches(data, (1, 8, 8), 1)):
         # Pillow and torch round differently when they resize.
         exact = conform_images(x[batch : batch + 1], 1, 8)
         assert (small.x.int() - exact.int()).abs().max() <= 2
@@ -134,7 +135,7 @@ def test_what_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> None:
 def test_images_are_not_resized_for_a_model_whose_images_are_not_square(tmp_path: Path) -> None:
     picture(tmp_path / "a.png", size=8)
     with pytest.raises(DataError, match=r"an image is 1x8x8 .* takes 1x8x6"):
-        list(stream(tmp_path, (1, 8, 6), 1))
+        list(batches(tmp_path, (1, 8, 6), 1))
 
 
 def test_a_run_whose_model_has_not_adapted_says_where_the_adapted_one_is(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import fedda
 from fedda import models, refining
 from fedda.cli import app
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import ModelError, RefineError
 from fedda.maths import refine
 from fedda.maths.refine import WEIGHTS, Gaussians, Shares, Space, Strength
@@ -162,7 +163,11 @@ def test_it_is_kept_and_read_as_other_models_are(tmp_path: Path) -> None:
     (first, config), (second, _) = network(3), network(1)
     made = refining.refined_model(first, second, x, config, (12,))
     models.save(
-        tmp_path / "m.safetensors", made.model, config=config, shape=(12,), classes=("a", "b", "c")
+        tmp_path / "m.safetensors",
+        made.model,
+        config=config,
+        inputs=Inputs((12,)),
+        classes=("a", "b", "c"),
     )
     loaded, meta = models.load(tmp_path / "m.safetensors")
     assert meta.extension is not None and meta.extension.method == "refine"

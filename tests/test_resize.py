@@ -1,6 +1,7 @@
 """Images come to one size by stretching or cropping; cropping is torchvision's to the bit."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.form import conform_images, middle, scaled
 from fedda.errors import ConfigError
 from fedda.settings import RunConfig, Task
@@ -56,11 +58,11 @@ def test_all_ways_to_read_images_crop_alike(tmp_path: Path) -> None:
     wanted = conform_images(torch.from_numpy(x)[:, None], 1, 14, "crop")
     assert torch.equal(data.load_target(tmp_path / "a.npz", size=14, resize="crop").x, wanted)
     for path in (tmp_path / "a.npz", tmp_path / "folder"):
-        found = [e.x for _, e in data.stream(path, (1, 14, 14), 2, "crop")]
+        found = [e.x for _, e, _ in data.batches(path, (1, 14, 14), 2, "crop")]
         # Files are resized by Pillow and arrays by torch, which round differently.
         assert (torch.cat(found).int() - wanted.int()).abs().max() <= 1
     assert torch.equal(
-        torch.cat([e.x for _, e in data.stream(tmp_path / "a.npz", (1, 14, 14), 2)]),
+        torch.cat([e.x for _, e, _ in data.batches(tmp_path / "a.npz", (1, 14, 14), 2)]),
         data.load_target(tmp_path / "a.npz", size=14).x,
     )
 
@@ -75,7 +77,7 @@ def test_the_rule_reaches_the_sites_and_needs_a_size() -> None:
 
 def test_a_model_says_how_its_images_were_resized(tmp_path: Path) -> None:
     made = models.blank(ModelConfig(name="mlp", hidden="4"), (1, 6, 6), 2)
-    about = {"config": ModelConfig(name="mlp", hidden="4"), "shape": (1, 6, 6), "classes": "ab"}
+    about: Any = {"config": ModelConfig(name="mlp", hidden="4"), "classes": "ab"}
     for resize in ("stretch", "crop"):
-        models.save(tmp_path / "m", made, **about, resize=resize)
-        assert models.describe(tmp_path / "m").resize == resize
+        models.save(tmp_path / "m", made, **about, inputs=Inputs((1, 6, 6), resize))
+        assert models.describe(tmp_path / "m").inputs.resize == resize

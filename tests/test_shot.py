@@ -17,6 +17,7 @@ from clients.site.memory import resident
 from fedda import models, records
 from fedda.algorithms import shot
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data import load_source, load_target
 from fedda.errors import Code, ConfigError, QuorumError, public
 from fedda.maths import class_shares
@@ -453,7 +454,7 @@ def test_models_side_by_side_are_exported(tmp_path: Path, mean: str) -> None:
     heads.weight.normal_(generator=torch.Generator().manual_seed(3))
     heads.a.data = torch.tensor([0.5, -1.0, 1.0])
     file, classes = tmp_path / "model.safetensors", [str(c) for c in range(CLASSES)]
-    models.save(file, made, config=config, shape=(1, 8, 8), classes=classes)
+    models.save(file, made, config=config, inputs=Inputs((1, 8, 8)), classes=classes)
     assert export(file, tmp_path / "model.onnx").difference < 1e-5
 
 

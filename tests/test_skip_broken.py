@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedda
 from fedda.data import Reading, describe, identities, load_evaluation, load_source, load_target
-from fedda.data.batchwise import stream
+from fedda.data.batchwise import batches
 from fedda.errors import DataError
 from tests.command_lines import call
 
@@ -60,7 +60,7 @@ def test_broken_files_are_passed_over_everywhere(
     assert tests is not None and len(tests) == 3
     assert len(load_target(target, reading=SKIP)) == 20
     assert load_source(root / "b").x.equal(load_source(root / "b", reading=SKIP).x)
-    names = [name for some, _ in stream(target, (1, 8, 8), 4, reading=SKIP) for name in some]
+    names = [name for some, _, _ in batches(target, (1, 8, 8), 4, reading=SKIP) for name in some]
     assert len(names) == 20 and "bad0.png" not in names
     few: Any = {"rounds": 1, "model_name": "mlp", "model_hidden": "8", "input_size": 8}
     run = fedda.simulate(root, "t", "fedavg", skip_broken=True, quiet=True, **few)
@@ -159,5 +159,5 @@ def test_broken_images_of_a_table_are_passed_over_with_their_rows(tmp_path: Path
     found = load_source(tmp_path, reading=SKIP)
     assert [found.classes[i] for i in found.y] == ["x", "x", "x", "y"]
     assert len(load_target(tmp_path, reading=SKIP)) == 4
-    rows = [name for names, _ in stream(tmp_path, (1, 8, 8), 3, reading=SKIP) for name in names]
+    rows = [name for names, _, _ in batches(tmp_path, (1, 8, 8), 3, reading=SKIP) for name in names]
     assert rows == ["0", "2", "4", "5"]

@@ -130,8 +130,8 @@ def test_a_site_and_predictions_keep_to_the_split(tmp_path: Path) -> None:
     assert sorted(values(site.training(Inputs((1, 6, 6))).x)) == [*PARTS["validation"]]
     for form, wanted in (("folder", 6), ("npz", 6)):
         data_at = FORMS[form](tmp_path / form)
-        batches = data.stream(data_at, (1, 6, 8), 4, reading=data.Reading(split="validation"))
-        assert sum(len(names) for names, _ in batches) == wanted
+        found = data.batches(data_at, (1, 6, 8), 4, reading=data.Reading(split="validation"))
+        assert sum(len(names) for names, _, _ in found) == wanted
 
 
 SECOND, STATE = Path("train/data-00001-of-00002.arrow"), Path("train/state.json")

@@ -62,7 +62,7 @@ def test_a_csv_table(tmp_path: Path) -> None:
     cached = data.load_source(path, size=4, resize="crop", cache=Cache(tmp_path / "c", True)).x
     assert isinstance(cached, Stored)
     assert torch.equal(cached, data.load_source(path, size=4, resize="crop").x)
-    (named, first), *_ = data.stream(path, (1, 4, 4), 3)
+    (named, first, _), *_ = data.batches(path, (1, 4, 4), 3)
     assert named == ["0", "1", "2"] and first.shape == (1, 4, 4)
 
 

@@ -20,6 +20,7 @@ from fedda import models
 from fedda.algorithms import fedavg
 from fedda.cli import run as run_command
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.errors import ConfigError, ModelError, QuorumError, RosterError, RunError
 from fedda.methods import Hop, Method, Phase
 from fedda.results import read, terminal
@@ -441,7 +442,7 @@ def test_without_a_model_to_start_from_sources_are_needed(
 
 def saved(path: Path, config: ModelConfig, shape: tuple[int, ...], classes: str) -> str:
     model = models.build(config, shape, len(classes), 0)
-    models.save(path, model, config=config, shape=shape, classes=classes)
+    models.save(path, model, config=config, inputs=Inputs(shape), classes=classes)
     return str(path)
 
 

@@ -18,6 +18,7 @@ from fedda import data, models
 from fedda.algorithms import shot
 from fedda.cli import app
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data import Reading
 from fedda.errors import FeddaError
 from fedda.models.export import export
@@ -152,7 +153,7 @@ def model(tmp_path: Path) -> Path:
     config = ModelConfig(name="digit-cnn")
     made = models.build(config, (1, 8, 8), 2, seed=3)
     path = tmp_path / "old.safetensors"
-    models.save(path, made, config=config, shape=(1, 8, 8), classes=("dog", "cat"))
+    models.save(path, made, config=config, inputs=Inputs((1, 8, 8)), classes=("dog", "cat"))
     return path
 
 

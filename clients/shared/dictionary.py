@@ -236,7 +236,7 @@ class Dictionary:
         folder = self.site.state_dir / self.site.name / "models" / task.training
         for kind in HEADS:
             path, made = folder / f"{kind}.safetensors", self.with_heads(heads, kind)
-            models.save(path, made, classes=task.names, **task.about_model)
+            models.save(path, made, config=task.model, inputs=task.inputs, classes=task.names)
         alike = folder.parent.glob(state.TRAINING)
         others = (f for f in alike if f.is_dir() and f != folder)
         keep_newest(others, KEPT - 1, parts=[f"{kind}.safetensors" for kind in HEADS])

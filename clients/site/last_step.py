@@ -59,7 +59,7 @@ def take(client: ServedClient) -> Refined | None:
         if taught is not None and (odd := unrelated(taught, made.before)):
             logger.warning("%s", odd)
         if (path := state.model_path(site, task.training, state.REFINED)) is not None:
-            models.save(path, made.model, classes=task.names, **task.about_model)
+            models.save(path, made.model, config=task.model, inputs=task.inputs, classes=task.names)
             logger.info("the refined model stays here, in %s", path)
     except FeddaError as error:
         logger.warning("no last step: %s", error)

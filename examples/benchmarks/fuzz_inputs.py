@@ -117,7 +117,7 @@ def _predictions(case: Case, shape: tuple[int, ...]) -> str:
     """Rows for predictions are all examples, in their order where the data have one."""
     if len(shape) == 3 and not shape[1]:
         return ""
-    parts = [x.x for _, x in data.stream(case.path, shape, 2, reading=case.reading)]
+    parts = [x.x for _, x, _ in data.batches(case.path, shape, 2, reading=case.reading)]
     found = [x for part in parts for x in part.numpy()]
     if len(found) != len(case.rows):
         return f"predictions of {len(found)} of {len(case.rows)} examples"

@@ -1,7 +1,5 @@
 """The command line: `fedda` for the operator of a federation, `fedda-client` for a site."""
 
-import sys
-
 import typer
 
 from fedda.cli import client as client_command
@@ -23,7 +21,6 @@ from fedda.cli import (
 )
 from fedda.cli.exits import as_a_program
 from fedda.cli.helped import HelpedGroup
-from fedda.flower.supported import refusal
 
 app = typer.Typer(
     cls=HelpedGroup,
@@ -57,19 +54,11 @@ app.command(hidden=True)(client_command.client)
 
 def main() -> None:
     """Entry point of `fedda`."""
-    _refuse_other_flower()
     with as_a_program():
         app()
 
 
 def client() -> None:
     """Entry point of `fedda-client`."""
-    _refuse_other_flower()
     with as_a_program():
         client_command.app()
-
-
-def _refuse_other_flower() -> None:
-    """End the program with a sentence, before it imports a Flower that it would not understand."""
-    if sentence := refusal():
-        sys.exit(f"error: {sentence}")

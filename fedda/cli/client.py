@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.helped import HelpedCommand
 from fedda.cli.its_files import names_files, reading_of
 from fedda.cli.options import given, of_section
@@ -92,101 +91,99 @@ def client(
             server sends.
         log: Write the full log here as well.
     """
-    with clear_exit():
-        _parent(parent_pid, stock)
-        server = address(superlink)
-        superlink = str(server)
-        more = {"server": superlink, "notes": not no_notes, "audited": True}
-        site = SiteConfig.parse({**options, **files, **more})
-        _check_options(ca, site.key, insecure)
-        through = proxy_to(server, tls=not insecure)
-        name = site.name or _default_name(site.data, site.key)
-        if not is_site_name(name):
-            raise UsageError(
-                f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
-                "no '/', and no '.' in front"
-            )
-        state = site.state_dir or (states() / name).absolute()
-        site = site.model_copy(update={"name": name, "state_dir": state})
+    if parent_pid is not None:
+        die_with_parent() if stock else watch_parent(parent_pid)
+    server = address(superlink)
+    superlink = str(server)
+    more = {"server": superlink, "notes": not no_notes, "audited": True}
+    site = SiteConfig.parse({**options, **files, **more})
+    _check_options(ca, site.key, insecure)
+    through = proxy_to(server, tls=not insecure)
+    name = site.name or _default_name(site.data, site.key)
+    if not is_site_name(name):
+        raise UsageError(
+            f"{name!r} cannot be a site's name: give --name with 1 to 64 printable characters, "
+            "no '/', and no '.' in front"
+        )
+    state = site.state_dir or (states() / name).absolute()
+    site = site.model_copy(update={"name": name, "state_dir": state})
+    if site.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(site.threads)
+    os.environ.update(OFFLINE)
+    _logging(log)
+    logging.getLogger("fedda.client").info("starting: %s, a %s", name, site.role)
+    # A missing device is refused here, not in the middle of a run.
+    chosen = load("clients", "site.memory").pick_device(site.device)
+    rules = load("clients", "policy.rules").Policy
+    protected = 0
+    if policy is not None:
+        policed = rules.read(policy)
+        protected = policed.protect.min_images
+        site = site.model_copy(update={"policy": policed.model_dump_json(by_alias=True)})
+        from fedda import plugins
+
+        plugins.restrict(policed.allow.plugins)  # before any of their code is imported
+        for each in plugins.barred():
+            echo(f"note: {each}", err=True)
+    if site.peers is not None:
+        keys.peers(site.peers)  # refused here, not in the middle of a run
+    from fedda.data import verify
+
+    # All values are read once: a site whose data cannot be used must not hold up a run. Files
+    # that have not changed since they were found good are not read again.
+    with load("clients", "site.reading").shown("all files once") as progress:
+        reading = reading_of(**files)
+        checked = verify(site.data, site.role, progress, known=state / "verified", reading=reading)
+        summary = _summary(checked)
+    echo(summary)
+    if site.teacher is not None:
+        check = load("clients", "site.teacher").checked
+        found = check(site.teacher, site.role, site.data, reading, chosen)
+        echo(f"teacher {site.teacher}: {found}")
+    try:  # it may join and be tested, and says in every round why it does not train
+        checked.check_size(max(site.min_images, protected))
+    except DataError as error:
+        echo(f"warning: {error}")
+    config = site.table()
+    # Held until the process ends: two clients with one folder would use the same session.
+    with _lock(state) as lock:
+        trail = load("clients", "policy.audit_log").AuditLog(state)
+        trail.started(name, site.policy)
+        if stock:
+            _exec_stock(config, superlink, ca, site.key, state, lock)
+        import torch
+
         if site.threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(site.threads)
-        os.environ.update(OFFLINE)
-        _logging(log)
-        logging.getLogger("fedda.client").info("starting: %s, a %s", name, site.role)
-        # A missing device is refused here, not in the middle of a run.
-        chosen = load("clients", "site.memory").pick_device(site.device)
-        rules = load("clients", "policy.rules").Policy
-        protected = 0
-        if policy is not None:
-            policed = rules.read(policy)
-            protected = policed.protect.min_images
-            site = site.model_copy(update={"policy": policed.model_dump_json(by_alias=True)})
-            from fedda import plugins
+            torch.set_num_threads(site.threads)
+        # A process's first optimizer imports for two seconds: now, and not in a run's round 1.
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        resident, installed = load("clients", "node.resident"), load("clients", "app").app
+        standing = load("clients", "node.standing").Standing(state)
 
-            plugins.restrict(policed.allow.plugins)  # before any of their code is imported
-            for each in plugins.barred():
-                echo(f"note: {each}", err=True)
-        if site.peers is not None:
-            keys.peers(site.peers)  # refused here, not in the middle of a run
-        from fedda.data import verify
+        events = logging.getLogger("fedda.client.events")
 
-        # All values are read once: a site whose data cannot be used must not hold up a run. Files
-        # that have not changed since they were found good are not read again.
-        with load("clients", "site.reading").shown("all files once") as progress:
-            reading = reading_of(**files)
-            checked = verify(
-                site.data, site.role, progress, known=state / "verified", reading=reading
+        def say(kind: str, text: str) -> None:
+            events.info("%s: %s", kind, text)
+            standing.tell(kind, text)
+
+        how = f"through the proxy {through}" if through else "directly, through no proxy"
+        logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
+        standing.tell("waiting", f"connecting to {superlink}, {how}")
+        with standing.until_it_fails():
+            resident.serve(
+                installed,
+                superlink=superlink,
+                node_config=config,
+                root_certificates=ca,
+                key=site.key,
+                insecure=insecure,
+                on_event=say,
+                on_refusal=trail.answered,
+                state=state,
+                patience=patience,
+                proxy=through,
+                most_bytes=partial(load("clients", "app").most_bytes, node=config),
             )
-            summary = _summary(checked)
-        echo(summary)
-        if site.teacher is not None:
-            check = load("clients", "site.teacher").checked
-            found = check(site.teacher, site.role, site.data, reading, chosen)
-            echo(f"teacher {site.teacher}: {found}")
-        try:  # it may join and be tested, and says in every round why it does not train
-            checked.check_size(max(site.min_images, protected))
-        except DataError as error:
-            echo(f"warning: {error}")
-        config = site.table()
-        # Held until the process ends: two clients with one folder would use the same session.
-        with _lock(state) as lock:
-            trail = load("clients", "policy.audit_log").AuditLog(state)
-            trail.started(name, site.policy)
-            if stock:
-                _exec_stock(config, superlink, ca, site.key, state, lock)
-            import torch
-
-            if site.threads is not None:
-                torch.set_num_threads(site.threads)
-            # A process's first optimizer imports for two seconds: now, and not in a run's round 1.
-            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-            resident, installed = load("clients", "node.resident"), load("clients", "app").app
-            standing = load("clients", "node.standing").Standing(state)
-
-            events = logging.getLogger("fedda.client.events")
-
-            def say(kind: str, text: str) -> None:
-                events.info("%s: %s", kind, text)
-                standing.tell(kind, text)
-
-            how = f"through the proxy {through}" if through else "directly, through no proxy"
-            logging.getLogger("fedda.client").info("connecting to %s, %s", superlink, how)
-            standing.tell("waiting", f"connecting to {superlink}, {how}")
-            with standing.until_it_fails():
-                resident.serve(
-                    installed,
-                    superlink=superlink,
-                    node_config=config,
-                    root_certificates=ca,
-                    key=site.key,
-                    insecure=insecure,
-                    on_event=say,
-                    on_refusal=trail.answered,
-                    state=state,
-                    patience=patience,
-                    proxy=through,
-                    most_bytes=partial(load("clients", "app").most_bytes, node=config),
-                )
 
 
 def _logging(file: Path | None) -> None:
@@ -199,15 +196,6 @@ def _logging(file: Path | None) -> None:
     logging.basicConfig(level=logging.INFO, handlers=handlers)
     for noisy in ("httpx", "httpcore"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-def _parent(pid: int | None, stock: bool) -> None:
-    if pid is None:
-        return
-    if stock:
-        die_with_parent()
-    else:
-        watch_parent(pid)
 
 
 def _check_options(ca: Path | None, key: Path | None, insecure: bool) -> None:
@@ -278,12 +266,8 @@ def _exec_stock(
         raise ConfigError("flwr's program flower-supernode is not installed: install flwr")
     # A file, because the quoting of flower-supernode's command line cannot express every path.
     node = state / "node.toml"
-    node.write_text(
-        "".join(
-            f"{k} = {json.dumps(v, ensure_ascii=False)}\n"
-            for k, v in {**config, "forgetful": True}.items()
-        )
-    )
+    settings = {**config, "forgetful": True}.items()
+    node.write_text("".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in settings))
     home = state / "flwr"
     home.mkdir(exist_ok=True)
     os.environ["FLWR_HOME"] = str(home)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -13,9 +13,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.cli.helped import OpenGroup
-from fedda.cli.its_files import ColumnsOption, FollowOption, WindowOption, reading_of, reads_files
+from fedda.cli.its_files import OPTIONS, WindowOption, reading_of, reads_files
+from fedda.cli.options import given
 from fedda.config import IMAGES_HIDE
 from fedda.errors import ConfigError
 from fedda.files import filling
@@ -86,15 +86,14 @@ def digits(
     from fedda.data import synthetic
 
     counts = {k: v for k, v in {"train": train, "test": test}.items() if v is not None}
-    with clear_exit():
-        if not colour and (size or fonts):
-            raise ConfigError("--size and --fonts are for coloured numbers: add --colour.")
-        if colour:
-            more = {"size": size} if size else {}
-            echo(synthetic.build(out, seed=seed, fonts=fonts, **counts, **more))
-            return
-        for path in plain.build(out, seed=seed, **counts):
-            echo(path)
+    if not colour and (size or fonts):
+        raise ConfigError("--size and --fonts are for coloured numbers: add --colour.")
+    if colour:
+        more = {"size": size} if size else {}
+        echo(synthetic.build(out, seed=seed, fonts=fonts, **counts, **more))
+        return
+    for path in plain.build(out, seed=seed, **counts):
+        echo(path)
 
 
 @app.command()
@@ -131,17 +130,16 @@ def rotate(
     """
     from fedda.data.rotate import build
 
-    with clear_exit():
-        done = build(
-            path,
-            out,
-            degrees(angles),
-            role=role,
-            size=size,
-            everywhere=everywhere,
-            seed=seed,
-            reading=reading,
-        )
+    done = build(
+        path,
+        out,
+        degrees(angles),
+        role=role,
+        size=size,
+        everywhere=everywhere,
+        seed=seed,
+        reading=reading,
+    )
     for domain in done:
         echo(f"{domain.path}: {domain.train} training, {domain.test} test")
 
@@ -157,13 +155,14 @@ TestShareOption = Annotated[
 
 
 @app.command("split")
+@given("files", {name: OPTIONS[name] for name in ("follow_links", "columns")}, dict)
 def split_(
     table: Annotated[Path, typer.Argument(metavar="TABLE")],
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
     split: Annotated[str, typer.Option(metavar="NAME", show_default=False)] = "",
-    follow_links: FollowOption = False,
-    columns: ColumnsOption = "",
+    *,
+    files: dict[str, Any],
     test_share: TestShareOption = 0.0,
 ) -> None:
     """Cut one table into one folder per site.
@@ -190,8 +189,8 @@ def split_(
     """
     from fedda.data.table import split as cut
 
-    with clear_exit(), filling(out):
-        reading = reading_of(split, follow_links=follow_links, columns=columns)
+    with filling(out):
+        reading = reading_of(split=split, **files)
         for site, rows in cut(table, out, by, reading, test_share).items():
             echo(f"{out / site}: {rows} examples")
 
@@ -247,15 +246,14 @@ def check(
     """
     from fedda.data import verify
 
-    with clear_exit(), bar() as progress:
+    with bar() as progress:
         reading = reading.within(window)
         description = verify(path, role, progress, reading=reading, most=sys.maxsize)
     if as_json:
         print_json(description.to_json())
     else:
         _print(description, reading.split)
-    with clear_exit():
-        description.check_size(min_images)
+    description.check_size(min_images)
 
 
 @app.command()
@@ -282,16 +280,15 @@ def show(
     from fedda.data import describe, load_source, load_target
     from fedda.data.show import contact_sheet
 
-    with clear_exit():
-        reading = reading.within(window)
-        odd = list[str]()
-        description = describe(path, role, reading)
-        mixed = description.kind == "image" and description.shape[1] == 0
-        load = load_source if role == "source" else load_target
-        with bar() as progress:
-            size = _SHEET_SIZE if mixed else 0
-            dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
-        echo(contact_sheet(dataset, out, per_class))
+    reading = reading.within(window)
+    odd = list[str]()
+    description = describe(path, role, reading)
+    mixed = description.kind == "image" and description.shape[1] == 0
+    load = load_source if role == "source" else load_target
+    with bar() as progress:
+        size = _SHEET_SIZE if mixed else 0
+        dataset = load(path, size=size, progress=progress, reading=reading, notice=odd.append)
+    echo(contact_sheet(dataset, out, per_class))
     if description.gray:
         echo(f"gray values {description.gray}")
     for warning in odd:
@@ -343,12 +340,8 @@ def _rows(description: "Description", split: str) -> Iterator[tuple[str, str]]:
     yield "training", f"{description.train} ({part}{labels})"
     if is_large((description.train, *description.shape)):
         yield "kept", "in a private file under the --state-dir of fedda-client, see its --cache"
-    tests = (
-        f"{description.test} (with labels)"
-        if description.test
-        else "none: no accuracy at this site"
-    )
-    yield "test", tests
+    tests = f"{description.test} (with labels)" if description.test else ""
+    yield "test", tests or "none: no accuracy at this site"
     if description.role == "source":
         counts = [f"{name}: {count}" for name, count in description.counts.items()]
         yield f"{len(description.classes)} classes", listed(counts, _SHOWN)

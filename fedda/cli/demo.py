@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.errors import RunError, typed
 from fedda.ops.lock import alone
 from fedda.results.escaping import echo
@@ -76,39 +76,41 @@ def demo(
 
     on_terminate()
     folder = directory.absolute() / "demo"
-    with clear_exit():
-        flat = (
-            presets.settings("kd3a", ["paper"])
-            | SETTINGS
-            | {
-                "rounds": rounds,
-                "run.seeds": ",".join(map(str, seeds_of(seeds))),
-                "run.name": "demo",
-                "run.dir": str(folder.parent),
-                "run.expect": len(DOMAINS),
-            }
-        )
-        config = RunConfig.parse(flat)
-        clear(folder)
-        with interruptible("stopped, with everything that was started"):
-            made = {path.parent.name: path.parent for path in build(folder / "digits")}
-            echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
-            sites = {
-                name: ("target" if name == TARGET else "source", path)
-                for name, path in made.items()
-            }
-            echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
-            federation = Deployment(folder, sites, insecure=insecure)
-            with federation as deployment, Display(config) as display:
-                run_id = deployment.submit(stage(folder / "app", config.flat()), config.flat())
-                watch(folder / JOURNAL, 0, lambda: deployment.status(run_id).ending, display)
-                deployment.wait(run_id, SECONDS)
-                if keep:
-                    _stay_up(folder)
-        if not keep:
-            present(folder)  # the sites' notes are in the folder, too
-        echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
-        echo("next: open the page in a browser; begin a study of your own: fedda new study")
+    flat = (
+        presets.settings("kd3a", ["paper"])
+        | SETTINGS
+        | {
+            "rounds": rounds,
+            "run.seeds": ",".join(map(str, seeds_of(seeds))),
+            "run.name": "demo",
+            "run.dir": str(folder.parent),
+            "run.expect": len(DOMAINS),
+        }
+    )
+    config = RunConfig.parse(flat)
+    clear(folder)
+    with interruptible("stopped, with everything that was started"):
+        made = {path.parent.name: path.parent for path in build(folder / "digits")}
+        echo(f"made {len(made)} domains of digits in {folder / 'digits'}")
+        sites = {
+            name: ("target" if name == TARGET else "source", path) for name, path in made.items()
+        }
+        echo(f"starting a server and {len(sites)} sites; logs are in {folder / 'logs'}")
+        federation = Deployment(folder, sites, insecure=insecure)
+        with federation as deployment, Display(config) as display:
+            run_id = deployment.submit(stage(folder / "app", config.flat()), config.flat())
+            watch(folder / JOURNAL, 0, lambda: deployment.status(run_id).ending, display)
+            deployment.wait(run_id, SECONDS)
+            if keep:
+                present(folder)
+                again = typed("fedda", "run", "fedprox", "--server", folder / "server")
+                echo(f"the federation stays up; try: {again}")  # until Ctrl-C
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.pause()
+    if not keep:
+        present(folder)  # the sites' notes are in the folder, too
+    echo(f"bytes per route, as the server's gateway saw them: {folder / 'traffic.json'}")
+    echo("next: open the page in a browser; begin a study of your own: fedda new study")
 
 
 def clear(folder: Path) -> None:
@@ -127,14 +129,3 @@ def clear(folder: Path) -> None:
         )
     with alone(folder):
         shutil.rmtree(folder)
-
-
-def _stay_up(folder: Path) -> None:
-    """Wait for Ctrl-C; meanwhile other commands can use the federation."""
-    from fedda.cli.launch import present
-
-    present(folder)
-    again = typed("fedda", "run", "fedprox", "--server", folder / "server")
-    echo(f"the federation stays up; try: {again}")
-    with contextlib.suppress(KeyboardInterrupt):
-        signal.pause()

@@ -9,8 +9,9 @@ from pathlib import Path
 import typer
 
 from fedda.errors import FULL, FeddaError, KeyFileError, UsageError, reason
+from fedda.flower.supported import refusal
 from fedda.ops.proxies import loopback_is_direct
-from fedda.results.escaping import echo, outlasting
+from fedda.results.escaping import OUTPUT, echo, outlasting
 
 USAGE, KEY_TROUBLE, INTERRUPTED = 2, 3, 130
 CODES = {UsageError: USAGE, KeyFileError: KEY_TROUBLE}
@@ -23,12 +24,13 @@ def clear_exit() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno not in FULL:
-            raise
+        is_full = error.errno in FULL
+        if (is_full and error.filename == OUTPUT) or (not is_full and error.filename is None):
+            raise  # `as_a_program` says that the output's disk is full
         where, advice = "a file", "make room in the folders of --dir, --out, --state-dir and --log"
         if error.filename is not None:
             where, advice = os.fsdecode(error.filename), "make room there"
-        if error.errno not in FULL:
+        if not is_full:
             advice = "give the path of a file or folder that this account can use"
         echo(f"error: {where} cannot be used ({reason(error)}): {advice}", err=True)
         raise typer.Exit(1) from None
@@ -56,6 +58,8 @@ def as_a_program() -> Iterator[None]:
     which asks for it when it is imported, gets a home where the account has none. Accounts
     outside its group can write no file that it makes, as of a server's keys, whatever the umask.
     """
+    if sentence := refusal():  # before it imports a Flower that it would not understand
+        sys.exit(f"error: {sentence}")
     os.umask(os.umask(0o077) | 0o002)
     for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers: each gets its own
         if getattr(sys, name) is None:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, ModelError, reason
 from fedda.results.escaping import echo
 from fedda.results.read import MODEL, label
@@ -42,16 +41,15 @@ def export(
         seed: Export the training of this seed. Default: the run's first seed.
         target: Export the training of this target, if the run had several.
     """
-    with clear_exit():
-        source = chosen(run, method, seed, target)
-        if out is None or out.is_dir() or not (out.suffix or out.exists()):
-            out = (out or source.parent) / f"{source.stem}.onnx"
-        if out.suffix != ".onnx":
-            raise ConfigError(f"--out is {out}, but the file must end in .onnx.")
-        from fedda.models.export import export as write  # torch takes seconds to import
+    source = chosen(run, method, seed, target)
+    if out is None or out.is_dir() or not (out.suffix or out.exists()):
+        out = (out or source.parent) / f"{source.stem}.onnx"
+    if out.suffix != ".onnx":
+        raise ConfigError(f"--out is {out}, but the file must end in .onnx.")
+    from fedda.models.export import export as write  # torch takes seconds to import
 
-        done = write(source, out)
-        echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
+    done = write(source, out)
+    echo(f"{done.path}: checked, largest difference {done.difference:.1e}")
 
 
 def chosen(run: Path, method: str, seed: int | None, target: str) -> Path:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fedda import __version__, plugins
+from fedda.cli.exits import clear_exit
 from fedda.flower.supported import installed
 from fedda.results.escaping import echo
 
@@ -29,6 +30,7 @@ def joined(text: str) -> str:
 
 
 def _join(command: click.Command) -> None:
+    """Join the lines of a command's help, and let it end on errors as all do (`clear_exit`)."""
     text, _, below = inspect.cleandoc(command.help or "").partition("\n\nOptions:\n")
     command.help = escape(joined(text)) or None  # fedda[clip] is no markup
     params: dict[str | None, Any] = {param.name: param for param in command.params}
@@ -38,6 +40,8 @@ def _join(command: click.Command) -> None:
         _join(each)
     if params:
         _strict(command)
+    if command.callback is not None:
+        command.callback = clear_exit()(command.callback)
 
 
 def _strict(command: click.Command) -> None:
@@ -66,12 +70,6 @@ def _strict(command: click.Command) -> None:
         return parse(ctx, args)
 
     command.parse_args = parse_args  # type: ignore[method-assign]
-
-
-def _complete(program: click.Command) -> None:
-    """Join the lines of a program's help, and let it say its version and Flower's."""
-    _join(program)
-    click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(program)
 
 
 class OpenGroup(TyperGroup):
@@ -119,17 +117,18 @@ class OpenGroup(TyperGroup):
                 echo(f"note: {name} of {each.origin} is left out ({why})", err=True)
 
 
-class HelpedGroup(OpenGroup):
-    """A program of several commands, with --version; it joins the lines of all of them."""
+class Helped(click.Command):
+    """A program, which joins the lines of its help, and says its version and Flower's."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        _complete(self)
+        _join(self)
+        click.version_option(__version__, message=f"fedda %(version)s, {installed()}")(self)
 
 
-class HelpedCommand(TyperCommand):
-    """A program's only command, with --version."""
+class HelpedGroup(Helped, OpenGroup):
+    """A program of several commands."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        _complete(self)
+
+class HelpedCommand(Helped, TyperCommand):
+    """A program's only command."""

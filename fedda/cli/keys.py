@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.errors import KeyFileError, typed
 from fedda.ops import certificate, keys
 from fedda.ops.address import host as read_host
@@ -57,8 +56,7 @@ HERE = Path("fedda-server")
 @app.command()
 def init(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new authority and the server's certificate."""
-    with clear_exit():
-        certificate.init(directory, [read_host(each) for each in host or ()])
+    certificate.init(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'ca.crt'}: give it to every site")
     echo(f"{directory / 'server.pem'}: the server's certificate, {certificate.SERVER_DAYS} days")
 
@@ -66,8 +64,7 @@ def init(directory: Dir = HERE, host: Hosts = None) -> None:
 @app.command()
 def renew(directory: Dir = HERE, host: Hosts = None) -> None:
     """Make a new server certificate with the same authority; sites need no new files."""
-    with clear_exit():
-        certificate.renew(directory, [read_host(each) for each in host or ()])
+    certificate.renew(directory, [read_host(each) for each in host or ()])
     echo(f"{directory / 'server.pem'}: renewed; restart the server to use it")
 
 
@@ -83,8 +80,7 @@ def request(
     server's operator. Read the fingerprint out when the operator calls: it shows that nobody put
     another key in its place.
     """
-    with clear_exit():
-        path, fingerprint = keys.request(out, name, role or "")
+    path, fingerprint = keys.request(out, name, role or "")
     echo(f"{out / name}: the private key; it never leaves this site")
     echo(f"{path}: send it to the server's operator")
     echo(f"{fingerprint}: read it to the operator by telephone")
@@ -107,24 +103,23 @@ def sign(
         fingerprint: The fingerprint that the site read out; another key is refused.
         yes: The fingerprint was compared in another way.
     """
-    with clear_exit():
-        name, asked, key = keys.read_request(file)
-        if role and asked and role != asked:
-            raise KeyFileError(
-                f"{name} asks to be a {asked} only, and --role says {role}: leave --role out, or "
-                "let the site make another key"
-            )
-        only, shown = role or asked, keys.fingerprint(key)
-        echo(f"{name}{f', {only} only' if only else ''}: {shown}")
-        if fingerprint is None and not yes:
-            _ask(name)
-        elif fingerprint and fingerprint.strip().removeprefix("SHA256:") != shown[7:]:
-            raise KeyFileError(
-                f"{file} has the key {shown}, not {fingerprint}: ask {name} for its fingerprint "
-                "again; if it has another, the key was exchanged on its way"
-            )
-        path = keys.admit_key(directory, name, key, only)
-        echo(f"{path}: admitted; send it ca.crt")
+    name, asked, key = keys.read_request(file)
+    if role and asked and role != asked:
+        raise KeyFileError(
+            f"{name} asks to be a {asked} only, and --role says {role}: leave --role out, or "
+            "let the site make another key"
+        )
+    only, shown = role or asked, keys.fingerprint(key)
+    echo(f"{name}{f', {only} only' if only else ''}: {shown}")
+    if fingerprint is None and not yes:
+        _ask(name)
+    elif fingerprint and fingerprint.strip().removeprefix("SHA256:") != shown[7:]:
+        raise KeyFileError(
+            f"{file} has the key {shown}, not {fingerprint}: ask {name} for its fingerprint "
+            "again; if it has another, the key was exchanged on its way"
+        )
+    path = keys.admit_key(directory, name, key, only)
+    echo(f"{path}: admitted; send it ca.crt")
 
 
 def _ask(name: str) -> None:
@@ -156,43 +151,37 @@ def add(
         public: A public key that the site made itself, as by `ssh-keygen -t ecdsa -b 256`. Without
             this option the key pair is made here.
     """
-    with clear_exit():
-        if public is None:
-            path = keys.add(directory, name, role or "")
-            echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
-        else:
-            path = keys.admit(directory, name, public, role or "")
-            echo(f"{path}: admitted")
+    if public is None:
+        path = keys.add(directory, name, role or "")
+        echo(f"{path}: hand it to {name} in a safe way, together with ca.crt")
+    else:
+        path = keys.admit(directory, name, public, role or "")
+        echo(f"{path}: admitted")
 
 
 @app.command()
-def revoke(
-    name: Name,
-    directory: Dir = HERE,
-) -> None:
+def revoke(name: Name, directory: Dir = HERE) -> None:
     """Revoke a site's key; a running server refuses the site within seconds."""
-    with clear_exit():
-        path = keys.revoke(directory, name)
+    path = keys.revoke(directory, name)
     echo(f"{name} is revoked; its old key lies at {path}")
 
 
 @app.command("list")
 def list_(directory: Dir = HERE, as_json: JsonOption = False) -> None:
     """Show the sites that have a key."""
-    with clear_exit():
-        if not directory.is_dir():
-            raise KeyFileError(
-                f"there is no folder {directory}: make one with "
-                f"`{typed('fedda', 'keys', 'init', '--dir', directory)}`, or name another by --dir"
-            )
-        sites = {
-            name: {
-                "role": keys.role(directory / "nodes" / f"{name}.pub"),
-                "private_key_here": (directory / "nodes" / name).exists(),
-            }
-            for name in keys.names(directory)
+    if not directory.is_dir():
+        raise KeyFileError(
+            f"there is no folder {directory}: make one with "
+            f"`{typed('fedda', 'keys', 'init', '--dir', directory)}`, or name another by --dir"
+        )
+    sites = {
+        name: {
+            "role": keys.role(directory / "nodes" / f"{name}.pub"),
+            "private_key_here": (directory / "nodes" / name).exists(),
         }
-        revoked = len(keys.revoked_keys(directory))
+        for name in keys.names(directory)
+    }
+    revoked = len(keys.revoked_keys(directory))
     if as_json:
         return print_json({"sites": sites, "revoked": revoked})
     for name, about in sites.items():

@@ -1,5 +1,6 @@
 """Start a run on a server or on this machine, and show its progress in the terminal."""
 
+import json
 import logging
 import signal
 import tempfile
@@ -12,18 +13,18 @@ from typing import Any
 import typer
 
 from fedda import plugins
-from fedda.cli.at_server import server_of
 from fedda.cli.exits import INTERRUPTED, interruptible
 from fedda.cli.watching import (
     DiedError,
-    OnServer,
+    Going,
     StoppedError,
     Submission,
+    at_server,
     connection,
     resume_hint,
     watch,
 )
-from fedda.errors import ConfigError, FeddaError, RunError
+from fedda.errors import ConfigError, FeddaError, RunError, typed
 from fedda.library.beginning import Launch, started
 from fedda.ops import certificate
 from fedda.ops.address import address
@@ -33,6 +34,7 @@ from fedda.results.read import JOURNAL
 from fedda.settings import RunConfig
 
 logger = logging.getLogger("fedda.plugins")
+ABOUT = "server.json"  # in the folder of a server: where it listens for operators
 
 
 def perform(config: RunConfig, launch: Launch) -> None:
@@ -157,20 +159,23 @@ def on_server(config: RunConfig, launch: Launch, folder: Path, display: Any) -> 
     with connection(address, ca) as control:
         control.sites()  # gives a clear error if no server answers
         _end_former(folder, address, control)
-        run: OnServer | None = None
+        run: Going | None = None
         try:
             with tempfile.TemporaryDirectory() as scratch:
                 app = stage(Path(scratch) / "app", config.flat())
                 with _held():  # else the server may have a run that nobody ends
                     run_id = control.start_run(app, config.flat())
                     submission = Submission(run_id, address, str(ca or ""), offset)
-                    run = OnServer(control, submission)
+                    run = at_server(control, submission)
                     submission.write(folder)
             watch(journal, offset, run.ended, display)
         except (KeyboardInterrupt, DiedError):
             if run is not None:
                 with _held():
-                    _end(run)
+                    try:
+                        run.stop()  # so that another can begin at once
+                    except RunError as error:
+                        echo(f"\nthe run could not be ended at its server: {error}", err=True)
             raise
 
 
@@ -189,14 +194,6 @@ def _held() -> Iterator[None]:
         signal.raise_signal(number)
 
 
-def _end(run: OnServer) -> None:
-    """End a run at its server, so that another can begin at once; say so if that fails."""
-    try:
-        run.stop()
-    except RunError as error:
-        echo(f"\nthe run could not be ended at its server: {error}", err=True)
-
-
 def _end_former(folder: Path, address: str, control: Any) -> None:
     """End what the server still knows of a run whose process is gone, as it would for a minute."""
     former = Submission.read(folder)
@@ -206,12 +203,24 @@ def _end_former(folder: Path, address: str, control: Any) -> None:
 
 
 def _server_of(launch: Launch) -> tuple[str, Path | None]:
-    """Return the address of the server's control API and its certificate authority's file."""
+    """Return HOST:PORT of the server's control API, and its certificate authority's file.
+
+    Raises:
+        RunError: no server runs from the folder of `fedda superlink` that is given.
+    """
     if launch.superlink:
         server = address(launch.superlink, port=None)
         return str(server), Path(launch.ca) if launch.ca else None
-    otherwise = "name another by --server or --superlink, or run without one by --simulate"
-    return server_of(Path(launch.server), otherwise)
+    folder = Path(launch.server)
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+        return about["admin"], Path(about["ca"]) if about["ca"] else None
+    except (OSError, ValueError, KeyError):
+        raise RunError(
+            f"No server runs from {folder}; start one with "
+            f"{typed('fedda', 'superlink', '--dir', folder)}, name another by --server or "
+            "--superlink, or run without one by --simulate."
+        ) from None
 
 
 def on_terminate() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.its_files import OPTIONS, reads_files
 from fedda.cli.launch import apart, on_server, on_terminate, refuse_local
 from fedda.errors import ConfigError, DataError, FeddaError, RunError, typed
@@ -60,7 +60,7 @@ def look(
         out: Where the numbers go.
     """
     on_terminate()
-    with clear_exit(), interruptible("stopped"):
+    with interruptible("stopped"):
         if (data is None) == (server is None):
             raise ConfigError("Give --data DIR, or --server DIR.")
         if data is None:
@@ -200,7 +200,8 @@ def _rows(seen: dict[str, Any]) -> list[list[str]]:
         head.append(f"drift to {target}")
         place = [row[0] for row in made].index(target)
         for row, drift in zip(made, seen["drift"], strict=True):
-            row.append(_drift(drift[place]))
+            its = drift[place]
+            row.append(NOTHING if its is None else f"{its:.2f}")
     return [head, *made]
 
 
@@ -221,7 +222,3 @@ def _row(site: dict[str, Any]) -> list[str]:
     classes = f"{len(counts)}, {min(counts)}+ to {max(counts)}+" if counts else NOTHING
     examples = f"{site['examples']}+" if site["examples"] else f"fewer than {FLOOR}"
     return [site["name"], site["role"], examples, form, values, gaps, classes]
-
-
-def _drift(drift: float | None) -> str:
-    return NOTHING if drift is None else f"{drift:.2f}"

@@ -9,12 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError
 from fedda.files import put, states
 from fedda.halves import load
 from fedda.results.escaping import PlainConsole, echo
-from fedda.results.read import CROSSED
+from fedda.results.read import CROSSED, printable
 
 if TYPE_CHECKING:
     from fedda.ops.chain import CheckedChain, Entry
@@ -62,18 +61,16 @@ def init(
     ] = False,
 ) -> None:
     """Write a policy with comments and safe values, to be changed as needed."""
-    with clear_exit():
-        if path.exists():
-            raise ConfigError(f"{path} exists already; give another name, or move it away")
-        put(path, load("clients", "policy.describe").fresh(classes, vectors))
+    if path.exists():
+        raise ConfigError(f"{path} exists already; give another name, or move it away")
+    put(path, load("clients", "policy.describe").fresh(classes, vectors))
     echo(f"{path}: change it as needed, then give it to `fedda-client --policy {path}`")
 
 
 @app.command()
 def check(path: File, as_json: JsonOption = False) -> None:
     """Say in plain words what a policy allows, or what is wrong with it (exit code 1)."""
-    with clear_exit():
-        policy = load("clients", "policy.rules").Policy.read(path)
+    policy = load("clients", "policy.rules").Policy.read(path)
     if as_json:
         return print_json({"policy": policy.model_dump(by_alias=True)})
     for line in load("clients", "policy.describe").words(policy):
@@ -102,12 +99,11 @@ def plugins() -> None:
 @app.command()
 def show(path: File, state_dir: State = None, as_json: JsonOption = False) -> None:
     """Show a policy beside what was used of its budgets."""
-    with clear_exit():
-        policy = load("clients", "policy.rules").Policy.read(path)
-        spent = load("clients", "policy.budget").Spent(_state(state_dir), policy.budget)
-        words = load("clients", "policy.describe")
-        rows = [*words.left(policy, spent)]
-        used = {**vars(spent.used()), "epsilon": spent.epsilon(policy.privacy.delta)}
+    policy = load("clients", "policy.rules").Policy.read(path)
+    spent = load("clients", "policy.budget").Spent(_state(state_dir), policy.budget)
+    words = load("clients", "policy.describe")
+    rows = [*words.left(policy, spent)]
+    used = {**vars(spent.used()), "epsilon": spent.epsilon(policy.privacy.delta)}
     if as_json:
         return print_json({"policy": policy.model_dump(by_alias=True), "used": used})
     for line in words.words(policy):
@@ -142,15 +138,14 @@ def log(
     """
     from fedda.ops import chain
 
-    with clear_exit():
-        if as_json and verify:
-            raise ConfigError("--verify says in sentences what it found; leave out --json")
-        if against is not None and not verify:
-            raise ConfigError("--against compares logs that were checked; give --verify, too")
-        state = _state(state_dir)
-        compared = load("clients", "policy.audit_log")
-        found = chain.check(state / compared.AUDIT)
-        there = None if against is None else chain.check(against / CROSSED)
+    if as_json and verify:
+        raise ConfigError("--verify says in sentences what it found; leave out --json")
+    if against is not None and not verify:
+        raise ConfigError("--against compares logs that were checked; give --verify, too")
+    state = _state(state_dir)
+    compared = load("clients", "policy.audit_log")
+    found = chain.check(state / compared.AUDIT)
+    there = None if against is None else chain.check(against / CROSSED)
     if not verify:
         shown = found.entries[len(found.entries) - min(last, len(found.entries)) :]
         return print_json({"entries": shown}) if as_json else _table(shown)
@@ -212,8 +207,7 @@ def _what(entry: "Entry") -> str:
 
 def _cell(value: Any) -> str:
     """Text from a server, without what a terminal would obey."""
-    text = "" if value is None else str(value)
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    return "" if value is None else escape(printable(str(value)))
 
 
 def _state(given: Path | None) -> Path:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.files import writing
 from fedda.halves import load
@@ -59,15 +58,17 @@ def predict(
         like: With input.window=own or input.missing: scale vectors, and fill their gaps, by means
             of this site's training part and not of DIR's.
     """
-    with clear_exit():
-        for text in _warnings(model):
-            echo(f"warning: {text}", err=True)
-        found = table(model_file(model), data, batch, device, reading, like)
-        if out is None:
-            Output.ends = True
-            csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
-        else:
-            write(found, out)
+    for text in _warnings(model):
+        echo(f"warning: {text}", err=True)
+    from fedda.models.answers import answers
+
+    chosen = load("clients", "site.memory").pick_device(device)
+    found = rows(*answers(model_file(model), data, batch, chosen, reading, like))
+    if out is None:
+        Output.ends = True
+        csv.writer(sys.stdout, lineterminator="\n").writerows(map(cells, found))
+    else:
+        write(found, out)
 
 
 def write(found: Iterator[list[str]], out: Path) -> None:
@@ -85,28 +86,6 @@ def write(found: Iterator[list[str]], out: Path) -> None:
 def cells(row: list[str]) -> list[str]:
     """A row for a file that a spreadsheet may open, or a terminal show."""
     return [cell(text) for text in row]
-
-
-def table(
-    model: Path,
-    data: Path,
-    batch: int,
-    device: str,
-    reading: "Reading | None" = None,
-    like: Path | None = None,
-) -> Iterator[list[str]]:
-    """Yield the rows of the CSV, the heading first.
-
-    Raises:
-        ModelError: the model cannot be read.
-        DataError: the data cannot be read, or do not fit the model.
-        ConfigError: this machine does not have the device.
-    """
-    from fedda.data import Reading
-    from fedda.models.answers import answers
-
-    chosen = load("clients", "site.memory").pick_device(device)
-    yield from rows(*answers(model, data, batch, chosen, reading or Reading(), like))
 
 
 def rows(classes: Sequence[str], found: "Iterator[Answers]") -> Iterator[list[str]]:

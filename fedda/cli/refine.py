@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.export import chosen, settings_of
 from fedda.cli.its_files import reads_files
 from fedda.config import Shares
@@ -59,38 +58,36 @@ def refine(
         target: Refine the training of this target, if the run had several.
         device: auto, cpu or cuda:N.
     """
-    with clear_exit():
-        source = chosen(run, method, seed, target)
-        if out is not None and out.suffix != ".safetensors":
-            raise ConfigError(f"--out is {out}, but a model's file ends in .safetensors.")
-        place = out or source.with_name(f"{REFINED}.safetensors")
-        from fedda import models, refining  # torch takes seconds to import
-        from fedda.data import load_evaluation, load_target
+    source = chosen(run, method, seed, target)
+    if out is not None and out.suffix != ".safetensors":
+        raise ConfigError(f"--out is {out}, but a model's file ends in .safetensors.")
+    place = out or source.with_name(f"{REFINED}.safetensors")
+    from fedda import models, refining  # torch takes seconds to import
+    from fedda.data import load_evaluation, load_target
 
-        chosen_device = load("clients", "site.memory").pick_device(device)
-        model, meta = models.load(source)
-        model.to(chosen_device)
-        form = reading.form(meta.inputs)
-        x = refining.inputs(model, load_target(data, **form).x)
-        about = meta.config, meta.shape, strength, shares
-        source_only = _source_only(source, meta)
-        source_only = source_only and source_only.to(chosen_device)
-        made = refining.refined_model(source_only, model, x, *about)
-        kept = refining.distilled(made, x) if linear else made.model
-        about = {"config": meta.config, **meta.inputs._asdict()}
-        models.save(place, kept, classes=meta.classes, **about)
-        count = len(models.refined.members_of(made.model))
-        echo(
-            f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} examples; "
-            f"{made.changed:.0%} of the answers changed"
+    chosen_device = load("clients", "site.memory").pick_device(device)
+    model, meta = models.load(source)
+    model.to(chosen_device)
+    form = reading.form(meta.inputs)
+    x = refining.inputs(model, load_target(data, **form).x)
+    about = meta.config, meta.shape, strength, shares
+    source_only = _source_only(source, meta)
+    source_only = source_only and source_only.to(chosen_device)
+    made = refining.refined_model(source_only, model, x, *about)
+    kept = refining.distilled(made, x) if linear else made.model
+    models.save(place, kept, config=meta.config, inputs=meta.inputs, classes=meta.classes)
+    count = len(models.refined.members_of(made.model))
+    echo(
+        f"{place}: {count} models agree on {made.agreed:.0%} of {len(x)} examples; "
+        f"{made.changed:.0%} of the answers changed"
+    )
+    tests = load_evaluation(data, classes=meta.classes, **form)
+    if tests is not None:
+        before, after = (
+            (models.predict(m, tests.x).argmax(dim=1) == tests.y).double().mean()
+            for m in (model, kept)
         )
-        tests = load_evaluation(data, classes=meta.classes, **form)
-        if tests is not None:
-            before, after = (
-                (models.predict(m, tests.x).argmax(dim=1) == tests.y).double().mean()
-                for m in (model, kept)
-            )
-            echo(f"accuracy on its {len(tests)} labelled tests: {before:.1%}, refined {after:.1%}")
+        echo(f"accuracy on its {len(tests)} labelled tests: {before:.1%}, refined {after:.1%}")
 
 
 def _source_only(source: Path, meta: "models.Meta") -> "models.Model | None":

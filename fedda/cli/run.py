@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.its_files import OPTIONS, names_files
 from fedda.cli.launch import apart, on_command_line, on_terminate, perform, refuse_local
 from fedda.cli.watching import resume_hint
@@ -18,14 +18,6 @@ from fedda.settings import RunConfig, overrides, seeds_of
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
 LOCAL = ("engine", "poison", "threads", "device", *OPTIONS, "teacher")
 REMOTE = ("server", "superlink", "ca")
-SeedsOption = Annotated[
-    str,
-    typer.Option(
-        help="One training per seed: how many (3 means 0, 1 and 2), or a list with a comma: "
-        "'5,6', or '7,' for one seed.",
-        show_default=False,
-    ),
-]
 INSTEAD = {
     "method": "the argument METHOD",
     "run.look": "fedda look",
@@ -42,7 +34,7 @@ def run(
     change: Annotated[list[str] | None, typer.Option("-c", metavar="KEY=VALUE")] = None,
     preset: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     rounds: Annotated[int, typer.Option(min=0, show_default=False)] = 0,
-    seeds: SeedsOption = "",
+    seeds: Annotated[str, typer.Option(show_default=False)] = "",
     baseline: str = "",
     start_from: Annotated[Path | None, typer.Option("--start-from", metavar="RUN")] = None,
     name: str = "",
@@ -94,6 +86,8 @@ def run(
             more than one is given, the last one wins; -c wins over all. `fedda settings --presets`
             lists them.
         rounds: Rounds; short for -c rounds=N.
+        seeds: One training per seed: how many (3 means 0, 1 and 2), or a list with a comma: '5,6',
+            or '7,' for one seed.
         baseline: Method to train on the same seeds for comparison, or none. Default: fedavg, or
             none with --start-from.
         start_from: A finished run's folder, or a model file, whose model to start from. Phases that
@@ -117,9 +111,8 @@ def run(
         resume: Go on with the run in this folder, as it was started.
     """
     on_terminate()
-    with clear_exit():
-        hint = resume_hint(resume, stopped=True) if resume else ""
-    with clear_exit(), interruptible(f"stopped before anything began{hint}"):
+    hint = resume_hint(resume, stopped=True) if resume else ""
+    with interruptible(f"stopped before anything began{hint}"):
         _refuse_ignored(context, resume, simulate)
         if resume is not None:
             flat, launch = started(resume)
@@ -153,7 +146,7 @@ def run(
             )
         config = RunConfig.parse(flat)
     begun = nullcontext() if resume else beginning(config, launch)
-    with clear_exit(), interruptible(f"stopped{hint}"), begun:
+    with interruptible(f"stopped{hint}"), begun:
         perform(config, launch)
 
 

@@ -7,7 +7,6 @@ import typer
 from rich.table import Table
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.errors import FeddaError, RunError
 from fedda.ops.lock import holder
 from fedda.results import read
@@ -23,12 +22,11 @@ def runs(
     Options:
         directory: Folder of all runs.
     """
-    with clear_exit():
-        if not directory.is_dir():
-            raise RunError(f"{directory} is no folder; give the folder of the runs by --dir")
-        places = [p for p in directory.iterdir() if (p / read.JOURNAL).is_file()]
-        places.sort(key=lambda p: (p / read.JOURNAL).stat().st_mtime, reverse=True)
-        found = [_of(place) for place in places]
+    if not directory.is_dir():
+        raise RunError(f"{directory} is no folder; give the folder of the runs by --dir")
+    places = [p for p in directory.iterdir() if (p / read.JOURNAL).is_file()]
+    places.sort(key=lambda p: (p / read.JOURNAL).stat().st_mtime, reverse=True)
+    found = [_of(place) for place in places]
     if as_json:
         return print_json({"runs": found})
     shown = Table("run", "method", "target", "state", "accuracy", "refined", box=None)

@@ -10,7 +10,6 @@ from rich.table import Table
 from fedda import plugins
 from fedda.cli import wire_table
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.config import DEFAULT
 from fedda.errors import typed
 from fedda.results.escaping import PlainConsole, echo
@@ -56,30 +55,29 @@ def settings(
 
     Set one with `fedda run METHOD -c key=value`, many with `--preset NAME`.
     """
-    with clear_exit():
-        chosen = plugins.method(method)
-        listed = [*rows(RunConfig), *rows(chosen.config, f"{method}.")]
-        if as_json:
-            known = {key: {"default": value, "about": about} for key, value, about in listed}
-            named = {
-                name: {key: {"value": value, "source": of} for key, (value, of) in each.items()}
-                for name, each in presets.table(method).items()
-            }
-            return print_json({"settings": known, "presets": named})
-        if show:
-            return _presets(method)
-        table = Table("setting", "default", "meaning")
-        for key, default, about in listed:
-            table.add_row(key, escape(str(default)), escape(about))
-        PlainConsole().print(table)
-        if plugins.origin(method) != plugins.OWN:
-            echo(f"{method} is added by {plugins.origin(method)}.")
-        _show_added("models", "model.name may also be:")
-        _show_added("data", "--data may also be what these readers take:")
-        _show_added("augment", "train.augment may also be:")
-        for each in plugins.broken():
-            echo(str(each), err=True)
-        echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
+    chosen = plugins.method(method)
+    listed = [*rows(RunConfig), *rows(chosen.config, f"{method}.")]
+    if as_json:
+        known = {key: {"default": value, "about": about} for key, value, about in listed}
+        named = {
+            name: {key: {"value": value, "source": of} for key, (value, of) in each.items()}
+            for name, each in presets.table(method).items()
+        }
+        return print_json({"settings": known, "presets": named})
+    if show:
+        return _presets(method)
+    table = Table("setting", "default", "meaning")
+    for key, default, about in listed:
+        table.add_row(key, escape(str(default)), escape(about))
+    PlainConsole().print(table)
+    if plugins.origin(method) != plugins.OWN:
+        echo(f"{method} is added by {plugins.origin(method)}.")
+    _show_added("models", "model.name may also be:")
+    _show_added("data", "--data may also be what these readers take:")
+    _show_added("augment", "train.augment may also be:")
+    for each in plugins.broken():
+        echo(str(each), err=True)
+    echo(f"--preset: {', '.join(presets.names(method))}; see --presets")
 
 
 def _show_added(group: plugins.Group, title: str) -> None:

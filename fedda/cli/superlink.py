@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.at_server import ABOUT
-from fedda.cli.exits import clear_exit
+from fedda.cli.launch import ABOUT
 from fedda.errors import KeyFileError, typed
 from fedda.files import put
 from fedda.halves import load
@@ -75,71 +74,68 @@ def superlink(
         insecure: No TLS, no keys: for development on one machine only.
         verbose: Show here, too, what Flower writes to DIR/superlink.log.
     """
-    with clear_exit():
-        if parent_pid is not None:
-            watch_parent(parent_pid)
-        if old:
-            echo(
-                "note: the exchange has no port of its own any more: leave its option out", err=True
-            )
-        public = Address(read_host(host), port)
-        directory = directory.absolute()
-        gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
-        folder = control.Folder(directory)
-        settings: GatewaySettings = gateway.GatewaySettings(
-            host=public.host,
-            port=port,
-            admin_port=admin_port,
-            database=None if database is None else database.absolute(),
-            traffic=None if traffic is None else traffic.absolute(),
-            tls=None if insecure else gateway.Tls(*_certificates(directory)),
-            registered=None if insecure else folder.registered,
-            limits=gateway.ListenerLimits(connections, address_connections),
-            reserved=reserved,
-            any_app=any_app,
-        )
-        ca = None if insecure else directory / "ca.crt"
-        admin = f"127.0.0.1:{admin_port}"
-        home = directory / "flwr"
-        os.environ["FLWR_HOME"] = str(home)
-        seen: list[tuple[str, int]] = []
-        unsaid = True
-        # Made once: a key is revoked also after another authority was put into the folder.
-        client = control.Control(admin, ca)
+    if parent_pid is not None:
+        watch_parent(parent_pid)
+    if old:
+        echo("note: the exchange has no port of its own any more: leave its option out", err=True)
+    public = Address(read_host(host), port)
+    directory = directory.absolute()
+    gateway, control = load("server", "superlink.gateway"), load("server", "superlink.control")
+    folder = control.Folder(directory)
+    settings: GatewaySettings = gateway.GatewaySettings(
+        host=public.host,
+        port=port,
+        admin_port=admin_port,
+        database=None if database is None else database.absolute(),
+        traffic=None if traffic is None else traffic.absolute(),
+        tls=None if insecure else gateway.Tls(*_certificates(directory)),
+        registered=None if insecure else folder.registered,
+        limits=gateway.ListenerLimits(connections, address_connections),
+        reserved=reserved,
+        any_app=any_app,
+    )
+    ca = None if insecure else directory / "ca.crt"
+    admin = f"127.0.0.1:{admin_port}"
+    home = directory / "flwr"
+    os.environ["FLWR_HOME"] = str(home)
+    seen: list[tuple[str, int]] = []
+    unsaid = True
+    # Made once: a key is revoked also after another authority was put into the folder.
+    client = control.Control(admin, ca)
 
-        def every() -> None:
-            """Admit and revoke sites whenever the files in DIR/nodes have changed."""
-            nonlocal unsaid
-            if insecure:
+    def every() -> None:
+        """Admit and revoke sites whenever the files in DIR/nodes have changed."""
+        nonlocal unsaid
+        if insecure:
+            return
+        try:
+            files = (directory / "nodes").rglob("*.pub")
+            public_keys = sorted((str(file), file.stat().st_mtime_ns) for file in files)
+            if public_keys == seen:
                 return
-            try:
-                files = (directory / "nodes").rglob("*.pub")
-                public_keys = sorted((str(file), file.stat().st_mtime_ns) for file in files)
-                if public_keys == seen:
-                    return
-                for line in folder.sync(client):
-                    say(line)
-                unsaid = True
-                # Read again next time: a file that was no key may be a half-copied one.
-                seen[:] = [] if folder.unread else public_keys
-            except Exception as error:
-                # A half-copied key file must not end a server that sites depend on.
-                if unsaid:
-                    say(f"changes of the keys in {directory}/nodes cannot be applied: {error}")
-                unsaid = False
+            for line in folder.sync(client):
+                say(line)
+            unsaid = True
+            # Read again next time: a file that was no key may be a half-copied one.
+            seen[:] = [] if folder.unread else public_keys
+        except Exception as error:
+            # A half-copied key file must not end a server that sites depend on.
+            if unsaid:
+                say(f"changes of the keys in {directory}/nodes cannot be applied: {error}")
+            unsaid = False
 
-        def ready() -> None:
-            write_connection(home, admin, ca)
-            about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
-            put(directory / ABOUT, json.dumps(about))
-            trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
-            say(f"ready: sites dial {public}; operators {admin} ({trust})")
+    def ready() -> None:
+        write_connection(home, admin, ca)
+        about = {"public": str(public), "admin": admin, "ca": ca and str(ca)}
+        put(directory / ABOUT, json.dumps(about))
+        trust = "no TLS, no keys" if ca is None else f"sites need {ca}"
+        say(f"ready: sites dial {public}; operators {admin} ({trust})")
 
-        with only_server(directory), client, aside(directory / LOG, also=verbose) as say:
-            try:
-                gateway.run(settings, every, ready, say)
-            finally:
-                (directory / ABOUT).unlink(missing_ok=True)
+    with only_server(directory), client, aside(directory / LOG, also=verbose) as say:
+        try:
+            gateway.run(settings, every, ready, say)
+        finally:
+            (directory / ABOUT).unlink(missing_ok=True)
     echo("stopped")
 
 

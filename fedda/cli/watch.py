@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedda.cli import watching
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.launch import concluding, on_terminate, settings_of
 from fedda.errors import RunError, typed
 from fedda.results.escaping import Output, echo
@@ -31,18 +31,17 @@ def attach(run: Folder = None, directory: Directory = Path("runs")) -> None:
     """
     on_terminate()
     Output.ends = True
-    with clear_exit():
-        folder = _chosen(run, directory)
-        left = (
-            f"The run goes on. Watch it again: {typed('fedda', 'attach', folder)}\n"
-            f"End it: {typed('fedda', 'stop', folder)}"
-        )
-        with watching.going_on(folder) as going, concluding(folder), interruptible(left):
-            from fedda.results.progress import Display
+    folder = _chosen(run, directory)
+    left = (
+        f"The run goes on. Watch it again: {typed('fedda', 'attach', folder)}\n"
+        f"End it: {typed('fedda', 'stop', folder)}"
+    )
+    with watching.going_on(folder) as going, concluding(folder), interruptible(left):
+        from fedda.results.progress import Display
 
-            with Display(settings_of(folder)) as display:
-                journal = folder / JOURNAL
-                watching.watch(journal, going.offset, going.ended, display, going.process)
+        with Display(settings_of(folder)) as display:
+            journal = folder / JOURNAL
+            watching.watch(journal, going.offset, going.ended, display, going.process)
 
 
 def stop(run: Folder = None, directory: Directory = Path("runs")) -> None:
@@ -50,10 +49,9 @@ def stop(run: Folder = None, directory: Directory = Path("runs")) -> None:
 
     fedda stop runs/kd3a
     """
-    with clear_exit():
-        folder = _chosen(run, directory)
-        watching.stop(folder)
-        echo(f"stopped {folder}{watching.resume_hint(folder)}")
+    folder = _chosen(run, directory)
+    watching.stop(folder)
+    echo(f"stopped {folder}{watching.resume_hint(folder)}")
 
 
 def _chosen(run: Path | None, directory: Path) -> Path:

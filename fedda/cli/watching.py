@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedda.errors import RunError, typed
 from fedda.files import put
@@ -60,64 +61,48 @@ class Submission:
             return None
 
 
-class OnServer:
+class Going(NamedTuple):
+    """A run that goes on: on a server, or of a process of which nothing else is known."""
+
+    offset: int  # bytes of the journal before this run
+    ended: Callable[[], str]  # says how it ended, in a word or two; empty while it goes on
+    stop: Callable[[], object]  # asks it to end; a RunError if it cannot be asked from here
+    process: Holder | None = None  # that executes it; on a server, only that knows it
+
+
+def at_server(control: Any, submission: Submission) -> Going:
     """A run on a server, over the server's Control API."""
-
-    process: Holder | None = None  # that executes it; only the server knows it
-
-    def __init__(self, control: Any, submission: Submission) -> None:
-        self._control = control
-        self._run = submission.run
-        self.offset = submission.offset  # bytes of the journal before this run
-
-    def ended(self) -> str:
-        """How the run ended, in a word or two; empty while it goes on."""
-        return self._control.run_state(self._run).ending
-
-    def stop(self) -> None:
-        """Ask the run to end.
-
-        Raises:
-            RunError: it cannot be asked from here.
-        """
-        self._control.stop_run(self._run)
+    number = submission.run
+    return Going(
+        submission.offset,
+        lambda: control.run_state(number).ending,
+        lambda: control.stop_run(number),
+    )
 
 
-class OnThisMachine:
-    """A run of which only its process is known: a simulation, or one that `flwr run` started."""
-
-    def __init__(self, folder: Path, process: Holder) -> None:
-        self._folder = folder
-        self.process = process
-        self.offset = began(folder / JOURNAL)
-
-    def ended(self) -> str:
-        return ""  # `watch` looks whether the process is there
-
-    def stop(self) -> None:
-        if not self.process.near:
-            raise RunError(
-                f"The run in {self._folder} is executed on {self.process.host}; stop it there."
-            )
-        try:
-            # As Ctrl-C does; but a command in the background of a script ignores Ctrl-C.
-            for number in (signal.SIGINT, signal.SIGTERM):
-                deadline = time.monotonic() + LEAVE
-                if holder(self._folder) == self.process:
-                    os.kill(self.process.pid, number)
-                while holder(self._folder) == self.process and time.monotonic() < deadline:
-                    time.sleep(0.1)
-        except ProcessLookupError:
-            pass  # it has just ended
-        except PermissionError:
-            raise RunError(
-                f"The run in {self._folder} belongs to another user (process {self.process.pid}); "
-                "stop it as that user."
-            ) from None
+def _interrupt(folder: Path, process: Holder) -> None:
+    """Ask a process of this machine to leave its run: a simulation, or a run of `flwr run`."""
+    if not process.near:
+        raise RunError(f"The run in {folder} is executed on {process.host}; stop it there.")
+    try:
+        # As Ctrl-C does; but a command in the background of a script ignores Ctrl-C.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            deadline = time.monotonic() + LEAVE
+            if holder(folder) == process:
+                os.kill(process.pid, number)
+            while holder(folder) == process and time.monotonic() < deadline:
+                time.sleep(0.1)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError:
+        raise RunError(
+            f"The run in {folder} belongs to another user (process {process.pid}); stop it as that "
+            "user."
+        ) from None
 
 
 @contextmanager
-def going_on(folder: Path) -> Iterator[OnServer | OnThisMachine]:
+def going_on(folder: Path) -> Iterator[Going]:
     """Give the run that goes on in a folder.
 
     Raises:
@@ -126,14 +111,15 @@ def going_on(folder: Path) -> Iterator[OnServer | OnThisMachine]:
     submission = Submission.read(folder)
     if submission is not None:
         with connection(submission.address, submission.ca) as control:
-            run = OnServer(control, submission)
+            run = at_server(control, submission)
             if _unended(run):
                 yield run
                 return
     process = holder(folder)
     if process is None:
         raise RunError(f"No run is going on in {folder}{_instead(folder)}.")
-    yield OnThisMachine(folder, process)
+    # `watch` looks whether the process is there.
+    yield Going(began(folder / JOURNAL), str, partial(_interrupt, folder, process), process)
 
 
 def all_going_on(directory: Path) -> list[Path]:
@@ -176,26 +162,33 @@ def watch(
     """
     from fedda.results.progress import follow
 
-    program = Program(journal.parent, process)
+    process = process or holder(journal.parent)
     failures, how = 0, ""
+
+    def gone() -> bool:
+        """Whether the process began and is no longer there."""
+        nonlocal process
+        now = holder(journal.parent)
+        process = now or process
+        return now is None and process is not None and not process.alive
 
     def over() -> bool:
         nonlocal failures, how
-        gone = program.gone  # the server may know how it ended
+        is_gone = gone()  # the server may know how it ended
         try:
             how = ended()
         except RunError:
             failures += 1
-            if failures == TRIES and not gone:
+            if failures == TRIES and not is_gone:
                 raise
-            return gone
+            return is_gone
         failures = 0
-        return gone or bool(how)
+        return is_gone or bool(how)
 
     for event in follow(journal, over, offset):
         display(event)
-        if event["event"] == "started":
-            program.note(event)
+        if event["event"] == "started" and "pid" in event:  # before it has locked the folder
+            process = Holder(event["pid"], event["began"], event["host"])
         if event["event"] == "failed":
             raise _failure(event, ended)
         if event["event"] == "done":
@@ -207,40 +200,15 @@ def watch(
             f"The run has finished, but {journal} does not say so: its folder was moved or removed "
             "while it went on; its results are where the folder is now, or in a new one there."
         )
-    if program.gone:
+    if gone() and process is not None:
         raise DiedError(
-            f"The program that executed the run (process {program.pid}) has ended without a word: "
+            f"The program that executed the run (process {process.pid}) has ended without a word: "
             "it was killed, or its machine ran out of memory."
         )
     raise RunError(
         f"The server ended the run ({how}) without a word: its clock was set while the run went "
         "on, or its log says more."
     )
-
-
-class Program:
-    """The process that executes a run, as far as the run's folder tells."""
-
-    def __init__(self, folder: Path, process: Holder | None = None) -> None:
-        self._folder = folder
-        self._process = process or holder(folder)
-
-    @property
-    def pid(self) -> int:
-        """Its number; 0 while it is not known."""
-        return self._process.pid if self._process else 0
-
-    @property
-    def gone(self) -> bool:
-        """Whether it began and is no longer there."""
-        now = holder(self._folder)
-        self._process = now or self._process
-        return now is None and self._process is not None and not self._process.alive
-
-    def note(self, started: dict[str, Any]) -> None:
-        """Learn from the journal which process has started, before it has locked the folder."""
-        if "pid" in started:
-            self._process = Holder(started["pid"], started["began"], started["host"])
 
 
 def stop(folder: Path) -> None:
@@ -269,7 +237,7 @@ def resume_hint(folder: Path, stopped: bool = False) -> str:
     return f"\ngo on with: {typed('fedda', 'run', '--resume', folder)}" if checkpoints else ""
 
 
-def _unended(run: OnServer) -> bool:
+def _unended(run: Going) -> bool:
     """Whether the server says that a run goes on; False if no server answers."""
     try:
         return not run.ended()

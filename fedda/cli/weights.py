@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.results.escaping import echo
 
 
@@ -32,30 +31,27 @@ def weights(
         name: As in model.weights: package, default, a name of torchvision's, or a file.
         size: Height and width of the images; 0: the weights' own.
     """
-    with clear_exit():
-        from fedda import models
-        from fedda.config import InputConfig, ModelConfig
-        from fedda.config.sections import validate
-        from fedda.errors import ModelError
+    from fedda import models
+    from fedda.config import InputConfig, ModelConfig
+    from fedda.config.sections import validate
+    from fedda.errors import ModelError
 
-        tree = {"name": network, "weights": name}
-        whole = validate(ModelConfig, tree, "model")
-        if name == "none" or not models.has_weights(network):
-            raise ModelError(
-                f"{network} has no weights '{name}'; see model.name and model.weights."
-            )
-        side = models.inputs(InputConfig(size=size), whole).size
-        values = 0
-        for part in ("bottleneck", "last-block"):
-            config = validate(ModelConfig, {**tree, "train": part}, "model")
-            try:
-                digest = models.digest(config, (3, side, side))
-            except ModelError as error:
-                if not values:
-                    raise
-                digest = str(error)
+    tree = {"name": network, "weights": name}
+    whole = validate(ModelConfig, tree, "model")
+    if name == "none" or not models.has_weights(network):
+        raise ModelError(f"{network} has no weights '{name}'; see model.name and model.weights.")
+    side = models.inputs(InputConfig(size=size), whole).size
+    values = 0
+    for part in ("bottleneck", "last-block"):
+        config = validate(ModelConfig, {**tree, "train": part}, "model")
+        try:
+            digest = models.digest(config, (3, side, side))
+        except ModelError as error:
             if not values:
-                made = models.backbone(config, (3, side, side), weights=False, device="meta")
-                values = models.parameter_count(made)
-                echo(f"{network}, {values:,} parameters, images of {side} pixels")
-            echo(f"  hash with model.train={part}: {digest}")
+                raise
+            digest = str(error)
+        if not values:
+            made = models.backbone(config, (3, side, side), weights=False, device="meta")
+            values = models.parameter_count(made)
+            echo(f"{network}, {values:,} parameters, images of {side} pixels")
+        echo(f"  hash with model.train={part}: {digest}")

@@ -7,9 +7,10 @@ in its `Config`; `fedda.settings` puts them together with the sections here.
 
 import math
 import re
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from fedda.config.inputs import REFUSE, Missing, Resize, categories_of, window_of
 from fedda.config.sections import Section
@@ -33,6 +34,19 @@ WIDEST = 100_000  # units of a layer: a server must not make a site run out of m
 AUGMENTATIONS = ("none", "flip-crop", "digits", "photo")
 
 
+def checked(read: Callable[[str], object]) -> AfterValidator:
+    """Refuse a setting's text that cannot be read; it stays as it is."""
+
+    def check(text: str) -> str:
+        read(text)
+        return text
+
+    return AfterValidator(check)
+
+
+Window = Annotated[str, checked(window_of)]
+
+
 class InputConfig(Section):
     """The shape to which all sites convert their images; 0 keeps the shape they have."""
 
@@ -43,7 +57,7 @@ class InputConfig(Section):
     resize: Resize = "stretch"
     """stretch: width and height become input.size; crop: the shorter side becomes input.size *
     256/224, then the square in the middle is kept, as torchvision evaluates on ImageNet"""
-    window: str = ""
+    window: Window = ""
     """low,high: the values of gray of more than 8 bits (PNG, TIFF, DICOM) that become black and
     white, the same at all sites, such as -160,240; empty: all values that the file's bits can hold,
     or a DICOM file's own window; 12 bits: of image files, 0 to 4095; own: of vectors, each site's
@@ -54,23 +68,11 @@ class InputConfig(Section):
     """gaps (NaN) in vectors: refuse; mean or median: filled with that of the column at the site
     itself; indicator: with its mean, and each column gets another that is 1 at its gaps, at all
     sites, so vectors are twice as long"""
-    categories: str = Field(default="", max_length=10_000)
+    categories: Annotated[str, checked(categories_of)] = Field(default="", max_length=10_000)
     """the values of tables' columns of texts, the same at all sites, such as sex=female|male,
     thal=normal|fixed|reversible: two become 0 and 1, more a column each; ways to write one value at
     different sites stand with a slash between, sex=female/f|male/m; a value that is not listed is
     refused, or missing where input.missing fills"""
-
-    @field_validator("categories")
-    @classmethod
-    def _are_categories(cls, text: str) -> str:
-        categories_of(text)
-        return text
-
-    @field_validator("window")
-    @classmethod
-    def _is_window(cls, text: str) -> str:
-        window_of(text)
-        return text
 
 
 class ModelConfig(Section):

@@ -66,17 +66,12 @@ def validate(section: type[S], tree: Any, prefix: str = "") -> S:
             raise ConfigError(f"There is no setting '{key}'{see}.") from None
         if first["type"] == "missing":
             raise ConfigError(f"The setting '{key}' is missing.") from None
-        reason = _reason(first["msg"])
+        reason = first["msg"].removeprefix("Value error, ")  # of our own checks
         if first["type"] == "string_pattern_mismatch":  # nobody need read a pattern
             reason = _meaning(section, first["loc"]) or reason
         raise ConfigError(
             f"{key} is {first['input']!r}, which cannot be: {reason.rstrip('.')}."
         ) from None
-
-
-def _reason(text: str) -> str:
-    """What pydantic says of an error, without its name for errors of our own checks."""
-    return text.removeprefix("Value error, ")
 
 
 def _meaning(section: Any, place: tuple[int | str, ...]) -> str:

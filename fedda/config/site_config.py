@@ -14,6 +14,30 @@ from fedda.config import FEATURES_HIDE, IMAGES_HIDE
 from fedda.config.sections import Scalar, Section, validate
 
 
+class FileOptions(Section):
+    """What a site says of its own files: options of every command that reads data."""
+
+    split: str = ""
+    """The part of the data to train on: a folder NAME/ instead of train/, arrays x_NAME and y_NAME,
+    or rows of this split in a table. The part test stays for testing, other parts are passed over.
+    Default: train."""
+    gray_bits: str = Field(default="auto", coerce_numbers_to_str=True)
+    """Significant bits of image files with 16 bits of gray: with 12, 0 to 4095 become 0 to 255.
+    Give the same at all sites with such scans. auto: as many as the file stores per pixel, 16 but
+    for TIFF files packed to fewer."""
+    skip_broken: bool = False
+    """Pass over images of a folder or table that cannot be read, and say which; without it they are
+    an error."""
+    follow_links: bool = False
+    """Read also what symbolic links, and paths in tables, name outside of the data's folder;
+    without it they are an error. Give it if you trust whoever made the folder."""
+    columns: str = ""
+    """What a table calls its columns path (or image), label, split and id, where it does not call
+    them so: path=filename,label=diagnosis. Of a table of numbers, values=age+weight takes these
+    alone, in this order at all sites, and drop=visit+notes leaves these out. Of several sites,
+    north:label=outcome holds for one."""
+
+
 class SiteOptions(Section):
     """What a site's operator decides; each is an option of `fedda-client`."""
 
@@ -86,17 +110,11 @@ class SiteOptions(Section):
         return None if value is None else value.absolute()
 
 
-class SiteConfig(SiteOptions):
+class SiteConfig(SiteOptions, FileOptions):
     """All settings of a site's process."""
 
     SEE: ClassVar[str] = " of a site; see fedda-client --help"
 
-    split: str = ""
-    """this and the next four are what the site says of its files (`fedda.data.Reading.of`)"""
-    gray_bits: int | str = "auto"
-    skip_broken: bool = False
-    follow_links: bool = False
-    columns: str = ""
     policy: str = ""
     """its policy's settings as JSON"""
     server: str = ""

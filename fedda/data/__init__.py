@@ -1,6 +1,6 @@
 """The data a site brings: read, checked, brought to one shape and shown."""
 
-from fedda.data.batchwise import batches, stream
+from fedda.data.batchwise import batches
 from fedda.data.cache import Cache
 from fedda.data.form import Reading, Resize, conform
 from fedda.data.load import (
@@ -53,6 +53,5 @@ __all__ = [
     "poison",
     "shared",
     "state_of",
-    "stream",
     "verify",
 ]

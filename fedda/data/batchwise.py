@@ -16,7 +16,6 @@ from fedda.data.load import open_site
 from fedda.data.naming import listed
 from fedda.data.own_columns import CHUNK, own_columns
 from fedda.data.pixels import Encoded, read_images, sound
-from fedda.data.reader import Checked
 from fedda.data.samples import EXTENSIONS, volumes
 from fedda.data.sets import Unlabelled
 from fedda.data.table import Table
@@ -27,7 +26,7 @@ from fedda.errors import DataError
 class Batch(NamedTuple):
     """Some examples in a fixed order."""
 
-    names: list[str]  # what they are called, as `stream` says
+    names: list[str]  # what they are called, as `batches` says
     examples: Unlabelled  # in the model's shape
     # what a table itself calls its rows; empty of other data, and if it names none
     keys: Sequence[str] = ()
@@ -36,23 +35,22 @@ class Batch(NamedTuple):
 _ARRAYS = ("x_train", "x_test", "x")
 
 
-def stream(
+def batches(
     path: str | Path,
     shape: tuple[int, ...],
     batch: int,
     resize: Resize = "stretch",
     reading: Reading = AS_IT_IS,
     like: str | Path | None = None,
-) -> Iterator[tuple[list[str], Unlabelled]]:
+) -> Iterator[Batch]:
     """Yield batches of names and examples in the model's shape; labels are not read.
 
     Row i is example i of the data, and every one is there, of all splits unless one is named. An
     image is named by its path within the folder. Every folder in it is read, `train/` and
     `test/` too: first a folder's own images, sorted by name, then the folders in it. A row of an
     .npz file is named by its number from 0; if there are several arrays, by array and number, as
-    `x_train/0`. A row of a table is named likewise, of several files as `train-0.parquet/0`
-    (`batches` has the table's own names, too). A reader of another package gives what a target
-    would train on, named by number.
+    `x_train/0`. A row of a table is named likewise, of several files as `train-0.parquet/0`. A
+    reader of another package gives what a target would train on, named by number.
 
     Args:
         path: an image folder, an .npz file, a folder that holds exactly one .npz file, a table of
@@ -67,19 +65,6 @@ def stream(
     Raises:
         DataError: there are no examples, or they cannot be read or do not fit the shape.
     """
-    for some in batches(path, shape, batch, resize, reading, like):
-        yield some.names, some.examples
-
-
-def batches(
-    path: str | Path,
-    shape: tuple[int, ...],
-    batch: int,
-    resize: Resize = "stretch",
-    reading: Reading = AS_IT_IS,
-    like: str | Path | None = None,
-) -> Iterator[Batch]:
-    """As `stream`, with what a table itself calls its rows."""
     if len(shape) == 1 and reading.missing == INDICATOR:
         shape = (shape[0] // 2,)  # the other half are the indicators
     own = None
@@ -132,7 +117,12 @@ def _batches(
         names = [file.relative_to(folder).as_posix() for file in files]
         yield from _read(files, names, folder, shape, batch, form)
     else:
-        yield from _others(site, Path(path), shape, batch, form)
+        _check(f"{path} holds", site.describe("target").shape, shape)
+        x = site.target(form, None).x
+        for start in range(0, len(x), batch):
+            rows = x[start : start + batch]
+            names = [str(start + i) for i in range(len(rows))]
+            yield Batch(names, fitted(Unlabelled(rows), shape))
 
 
 def _rows(
@@ -175,17 +165,6 @@ def _read(
         some = slice(start, start + batch)
         x = read_images(files[some], form, None)
         yield Batch(names[some], fitted(Unlabelled(x), shape), keys[some])
-
-
-def _others(
-    site: Checked, path: Path, shape: tuple[int, ...], batch: int, form: Form
-) -> Iterator[Batch]:
-    _check(f"{path} holds", site.describe("target").shape, shape)
-    examples, start = site.target(form, None), 0
-    for rows in examples.x.split(batch):
-        names = [str(start + i) for i in range(len(rows))]
-        start += len(rows)
-        yield Batch(names, fitted(Unlabelled(rows), shape))
 
 
 def _walk(folder: Path, inside: Inside, seen: set[Path]) -> Iterator[Path]:

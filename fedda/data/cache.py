@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import PIL
@@ -215,8 +215,11 @@ def _wrong(path: Path, shape: tuple[int, ...]) -> str:
     return "" if stated == checksum else "its checksum is wrong"
 
 
-class Rows:
-    """A file that begins with N rows of numbers, read through a memory map.
+Read = Callable[[np.ndarray], Tensor]  # the rows at some indices (n,), in that order, in memory
+
+
+def rows_of(path: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Read:
+    """What reads a file that begins with N rows of numbers, through a memory map.
 
     What was read is given back to the system every 64 MB, which may keep it in its file cache, so
     the process stays small however large the file is.
@@ -226,45 +229,21 @@ class Rows:
         shape: (N, ...) of its numbers.
         dtype: their type, uint8 or float32.
     """
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    kind = np.uint8 if dtype == torch.uint8 else np.float32
+    rows, mapped = np.frombuffer(whole, kind, math.prod(shape)).reshape(shape[0], -1), 0
 
-    def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
-    ) -> None:
-        self.shape, self.dtype = shape, dtype
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        n, *one = shape
-        count = n * int(np.prod(one))
-        kind = np.uint8 if dtype == torch.uint8 else np.float32
-        self._rows = np.frombuffer(self._map, kind, count).reshape(n, -1)
-        self._mapped = 0
-
-    def read(self, chosen: np.ndarray) -> Tensor:
-        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
-        found = torch.from_numpy(self._rows[chosen]).reshape(len(chosen), *self.shape[1:])
-        self._mapped += found.nbytes
-        if self._mapped > _MOST_MAPPED:
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._mapped = 0
+    def read(chosen: np.ndarray) -> Tensor:
+        nonlocal mapped
+        found = torch.from_numpy(rows[chosen]).reshape(len(chosen), *shape[1:])
+        mapped += found.nbytes
+        if mapped > _MOST_MAPPED:
+            whole.madvise(mmap.MADV_DONTNEED)
+            mapped = 0
         return found
 
-
-class ChangedRows:
-    """Rows of a file that become others whenever they are read.
-
-    Args:
-        rows: as they are.
-        change: takes some (n, ...) and gives as many, each of which depends on its own row alone.
-    """
-
-    def __init__(self, rows: "Rows | ChangedRows", change: Callable[[Tensor], Tensor]) -> None:
-        self._rows, self._change = rows, change
-        one = self.read(np.arange(1))
-        self.shape, self.dtype = (rows.shape[0], *one.shape[1:]), one.dtype
-
-    def read(self, chosen: np.ndarray) -> Tensor:
-        """The rows at some indices (n,), in that order, in memory -> (n, ...)."""
-        return self._change(self._rows.read(chosen))
+    return read
 
 
 class Stored(Tensor):
@@ -275,32 +254,46 @@ class Stored(Tensor):
     is that of an ordinary tensor.
     """
 
-    _rows: Rows | ChangedRows
+    _rows: Read
     _order: np.ndarray
 
     @staticmethod
-    def __new__(cls, rows: Rows | ChangedRows, order: np.ndarray) -> "Stored":
-        shape = (len(order), *rows.shape[1:])
-        made = Tensor._make_wrapper_subclass(cls, shape, dtype=rows.dtype)  # type: ignore[attr-defined]
+    def __new__(
+        cls, rows: Read, order: np.ndarray, one: tuple[int, ...], dtype: torch.dtype
+    ) -> "Stored":
+        made = Tensor._make_wrapper_subclass(cls, (len(order), *one), dtype=dtype)  # type: ignore[attr-defined]
         made._rows, made._order = rows, order
         return made
 
     @classmethod
-    def whole(cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Self:
+    def whole(
+        cls, path: Path, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8
+    ) -> "Stored":
         """All rows of a file, in their order."""
-        return cls(Rows(path, shape, dtype), np.arange(shape[0]))
+        return Stored(rows_of(path, shape, dtype), np.arange(shape[0]), shape[1:], dtype)
+
+    def _in(self, order: np.ndarray) -> "Stored":
+        """Rows of the same file in another order."""
+        return Stored(self._rows, order, tuple(self.shape[1:]), self.dtype)
 
     def take_rows(self, chosen: Tensor) -> "Stored":
         """The rows at some indices, in that order, without reading them."""
-        return Stored(self._rows, self._order[chosen.numpy()])
+        return self._in(self._order[chosen.numpy()])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Stored":
-        """The same rows, of which each becomes another when it is read (`ChangedRows`)."""
-        return Stored(ChangedRows(self._rows, change), self._order)
+        """The same rows, of which each becomes another whenever it is read.
+
+        Args:
+            change: takes some (n, ...) and gives as many, each of which depends on its own row
+                alone.
+        """
+        rows = self._rows
+        one = change(rows(np.arange(1)))
+        return Stored(lambda at: change(rows(at)), self._order, tuple(one.shape[1:]), one.dtype)
 
     def read(self) -> Tensor:
         """All chosen rows, in memory."""
-        return self._rows.read(self._order)
+        return self._rows(self._order)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """All chosen rows as an array in memory."""
@@ -332,32 +325,27 @@ def _index(x: Stored, indices: list[Tensor | None]) -> Any:
         return NotImplemented
     if first.dtype == torch.bool and len(first) != len(x):
         return NotImplemented
-    return x._rows.read(x._order[first.cpu().numpy()])
-
-
-def _index_select(x: Stored, dim: int, index: Tensor) -> Any:
-    return _index(x, [index]) if dim == 0 and index.ndim == 1 else NotImplemented
+    return x._rows(x._order[first.cpu().numpy()])
 
 
 def _select(x: Stored, dim: int, index: int) -> Any:
-    return x._rows.read(x._order[[index]])[0] if dim == 0 else NotImplemented
+    return x._rows(x._order[[index]])[0] if dim == 0 else NotImplemented
 
 
 def _slice(
     x: Stored, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Any:
-    return Stored(x._rows, x._order[start:end:step]) if dim == 0 else NotImplemented
+    return x._in(x._order[start:end:step]) if dim == 0 else NotImplemented
 
 
 def _split(x: Stored, size: int, dim: int = 0) -> Any:
     if dim != 0:
         return NotImplemented
-    return [Stored(x._rows, x._order[i : i + size]) for i in range(0, max(len(x), 1), size)]
+    return [x._in(x._order[i : i + size]) for i in range(0, max(len(x), 1), size)]
 
 
 _LAZY: dict[Any, Any] = {
     _aten.index.Tensor: _index,
-    _aten.index_select.default: _index_select,
     _aten.select.int: _select,
     _aten.slice.Tensor: _slice,
     _aten.split.Tensor: _split,

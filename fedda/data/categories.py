@@ -8,7 +8,7 @@ Two values become one column, 0 and 1 in their order; more become a column each,
 value. Sites may write a value in different ways, which a slash separates. The names of coded
 columns say all of it, so a training's task and a model's file need no
 more to code another table. Case, spaces and a number's zeros make no difference. Until then a text
-is the number of it among those of its own file (`numbered`), which never leaves the site.
+is the number of it among those of its own file (`ColumnCells`), which never leaves the site.
 """
 
 import logging
@@ -124,21 +124,6 @@ def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray | list[float | No
             return np.fromiter(map(float, values), np.float64, len(values))
     found = [number(value) for value in values]
     return found if None in found else np.array(found, np.float64)
-
-
-def numbered(values: Sequence[Any]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column's cells as numbers, NaN at gaps -> float64 (n,), and the texts that they number.
-
-    There are no texts where all cells are numbers.
-
-    Raises:
-        ValueError: they are neither; its argument is the index of a cell that is no number.
-    """
-    cells = ColumnCells()
-    cells.add(values)
-    if cells.odd:
-        raise ValueError(cells.odd[0])
-    return cells.numbers(values), cells.texts
 
 
 def together(texts: Texts, undecided: Collection[str] = ()) -> str:

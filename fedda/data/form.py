@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedda.config.inputs import BITS, OWN, REFUSE, Inputs, Missing, Resize, scales_of, window_of
+from fedda.config.sections import validate
+from fedda.config.site_config import FileOptions
 from fedda.data.cache import Cache
 from fedda.data.samples import AS_STORED, Gray
 from fedda.data.sets import AnySet
@@ -90,13 +92,8 @@ class Reading:
         Raises:
             ConfigError: as `of`.
         """
-        return cls.of(
-            str(site.get("split", "")),
-            str(site.get("gray-bits", AUTO)),
-            bool(site.get("skip-broken")),
-            bool(site.get("follow-links")),
-            str(site.get("columns", "")),
-        )
+        told = {key: site[key] for key in FileOptions().flat() if key in site}
+        return cls.of(**validate(FileOptions, told).model_dump())
 
     def within(
         self, window: str, missing: Missing = REFUSE, needs: tuple[str, ...] = ()

@@ -194,7 +194,7 @@ class NumberTable(Npz):
     def _advice(self, otherwise: str) -> str:
         """The option that says which columns are meant: of images, if the table names some."""
         files = NamedFiles(self.path, self.path)
-        return files.advice if files.names_images else f"--columns {otherwise}"
+        return files.advice if files.naming else f"--columns {otherwise}"
 
     def row_keys(self, x: str) -> list[str]:
         there = headings(self.path, self._reading_of)

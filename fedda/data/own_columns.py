@@ -86,12 +86,10 @@ def warnings_of(train: Gaps, test: Gaps, names: Sequence[str]) -> list[str]:
 
 def empty_columns(train: Gaps, names: Sequence[str]) -> str:
     """A sentence about columns of which training vectors have no value; empty without any."""
-    return (
-        f"no training row has a value in {_called(train.empty, names)}: a run that fills gaps has "
-        "0 there, after any scaling"
-        if train.empty
-        else ""
-    )
+    if not train.empty:
+        return ""
+    said = f"no training row has a value in {_called(train.empty, names)}"
+    return f"{said}: a run that fills gaps has 0 there, after any scaling"
 
 
 def _called(columns: Sequence[int], names: Sequence[str]) -> str:

@@ -162,13 +162,8 @@ def read_images(files: Sequence[Path | Encoded], form: Form, progress: Progress 
     shape = (len(files), channels, height, width)
 
     def images(notice: Callable[[str], object]) -> Iterator[np.ndarray]:
-        decode = partial(
-            _pixels,
-            channels=channels,
-            size=form.size,
-            resize=form.resize,
-            gray=form.gray,
-        )
+        how = {"size": form.size, "resize": form.resize, "gray": form.gray}
+        decode = partial(_pixels, channels=channels, **how)
         seen = samples.Brightness()
         for i, (image, light) in enumerate(_each(decode, files)):
             seen.add(light)

@@ -150,7 +150,7 @@ class NamedFiles:
         """`--columns` with names for this table, as far as its headings and first row tell them."""
         columns = samples_of(self._table)
         ending = (c for c, value in columns.items() if Path(value).suffix.lower() in EXTENSIONS)
-        path = self._naming or next(ending, "COLUMN")
+        path = self.naming or next(ending, "COLUMN")
         rest = [column for column in columns if column != path]
         plain = {"".join(filter(str.isalnum, column.lower())): column for column in rest}
         label = next((plain[name] for name in _LABELS if name in plain), "")
@@ -158,15 +158,10 @@ class NamedFiles:
         return f"--columns path={path},label={label}"
 
     @cached_property
-    def _naming(self) -> str:
+    def naming(self) -> str:
         """The first column that names an image of the table's folder in the first row, or none."""
         columns = samples_of(self._table).items()
         return next((column for column, value in columns if self.knows(value)), "")
-
-    @property
-    def names_images(self) -> bool:
-        """Whether a column of the table names images of its folder."""
-        return bool(self._naming)
 
     def _below(self, name: str) -> Path | None:
         """An image in the folders below, whose path ends in a name, with its ending or without."""
@@ -204,7 +199,7 @@ def unread(folder: Path) -> str:
     """What to do about the first of a folder's tables that names its images but is not read."""
     for table in csvs(folder):
         places = NamedFiles(table, folder)
-        if places.names_images:
+        if places.naming:
             there = listed(headings(table), 12)
             return (
                 f"{table} names images, but its columns ({there}) are not known: say which are "

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedda import plugins
-from fedda.config.sections import Flat, Section, validate
+from fedda.config.sections import Flat, validate
+from fedda.config.site_config import FileOptions
 from fedda.errors import ConfigError, RunError, typed
 from fedda.files import put
 from fedda.halves import REFERENCE
@@ -20,7 +21,7 @@ from fedda.settings import RunConfig, presets
 LAUNCH = "launch.json"
 
 
-class Launch(Section):
+class Launch(FileOptions):
     """How a run was started; written to its folder, so that it can be resumed in the same way."""
 
     simulate: str = ""
@@ -31,11 +32,6 @@ class Launch(Section):
     server: str = ""
     superlink: str = ""
     ca: str = ""
-    split: str = ""
-    gray_bits: str = "auto"
-    skip_broken: bool = False
-    follow_links: bool = False
-    columns: str = ""
     teacher: str = ""
     device: str = "auto"
 
@@ -77,13 +73,11 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
     """
     folder = Path(config.run.dir) / config.run.name
     if read.begun(folder):
-        raise (
-            still_going_on(folder)
-            if holder(folder)
-            else RunError(
-                f"{folder} holds a run already; choose another --name, or go on with it by "
-                f"{typed('fedda', 'run', '--resume', folder)}"
-            )
+        if holder(folder):
+            raise still_going_on(folder)
+        raise RunError(
+            f"{folder} holds a run already; choose another --name, or go on with it by "
+            f"{typed('fedda', 'run', '--resume', folder)}"
         )
     journal, here = folder / read.JOURNAL, launch.simulate or launch.target
 

@@ -80,47 +80,32 @@ class Results:
 
     Attributes:
         raw: the content of results.json.
+        method: the method's name.
+        seeds: one training of each method per seed and target.
+        classes: their names, in the order of the model's outputs.
+        accuracy: the target's after the last round, mean over seeds and targets, 0 to 1.
+        troubles: what went wrong at or with sites: `what`, `site`, `text`.
         trainings: all of them, the baseline's first.
     """
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.raw = dict(raw)
+        self.method: str = raw["method"]
+        self.seeds: tuple[int, ...] = tuple(raw["seeds"])
+        self.classes: tuple[str, ...] = tuple(raw.get("classes", ()))
+        self.accuracy: float | None = raw.get("final_accuracy")
+        self.troubles: tuple[Mapping[str, Any], ...] = tuple(raw["events"])
         self.trainings = tuple(
             Training.of(method, noted) for method, of in raw["trainings"].items() for noted in of
         )
 
     @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.raw["method"]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """The seeds, one training of each method per seed and target."""
-        return tuple(self.raw["seeds"])
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the model's outputs."""
-        return tuple(self.raw["classes"])
-
-    @property
-    def accuracy(self) -> float | None:
-        """The target's accuracy after the last round, mean over seeds and targets, 0 to 1."""
-        return self.raw["final_accuracy"]
-
-    @property
     def accuracies(self) -> dict[str, float | None]:
-        """The same of each method that was trained, by its name."""
+        """The accuracy of each method that was trained, by its name."""
         means = read.summary(self.raw)
         if means["measure"] != "accuracy":
             return dict.fromkeys(means["methods"])
         return {method: found["last"]["mean"] for method, found in means["methods"].items()}
-
-    @property
-    def troubles(self) -> tuple[Mapping[str, Any], ...]:
-        """What went wrong at or with sites: `what`, `site`, `text`."""
-        return tuple(self.raw["events"])
 
     @property
     def doubts(self) -> tuple[Doubt, ...]:
@@ -207,7 +192,7 @@ class Model:
         """The examples in the model's shape, some at a time."""
         import torch
 
-        from fedda.data import Reading, stream
+        from fedda.data import Reading, batches
         from fedda.data.batchwise import fitted
         from fedda.data.own_columns import own_columns
         from fedda.data.sets import Unlabelled
@@ -218,8 +203,8 @@ class Model:
         shape, resize, *_, columns = self._inputs
         reading = Reading().of_model(self._inputs)
         if isinstance(images, str | Path):
-            found = stream(Path(images), shape, batch, resize, reading)
-            yield from (examples.x for _, examples in found)
+            found = batches(Path(images), shape, batch, resize, reading)
+            yield from (some.examples.x for some in found)
             return
         images = in_order(images, columns, reading.fills)
         array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
@@ -364,8 +349,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> "pd.DataFrame":
     Raises:
         RunError: pandas is not installed.
     """
-    try:
-        import pandas as pd
-    except ModuleNotFoundError:
-        raise RunError('to_frame needs pandas; install it: pip install "fedda[frames]".') from None
-    return pd.DataFrame(rows)
+    from fedda.data.optional import needed
+
+    return needed("pandas", "frames", "to_frame", RunError).DataFrame(rows)

@@ -8,7 +8,6 @@ network of machines: for that, put the function into a package with an entry poi
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
@@ -44,27 +43,32 @@ def settings_of(network: Network | None) -> Flat:
 def lent(network: Network | None) -> Iterator[None]:
     """Let the settings of a `with` block name the network, in this process alone."""
     name = settings_of(network).get("model.name")
-    with plugins.lending("models", str(name), _Made(network)) if network else nullcontext():
+    with plugins.lending("models", str(name), _made(network)) if network else nullcontext():
         yield
 
 
-class _Made:
-    """Makes encoders by a program's function, as a network of another package would."""
+def _made(network: Network) -> Callable[[ModelConfig, tuple[int, ...]], tuple[nn.Module, int]]:
+    """What makes encoders by a program's function, as a network of another package would."""
+    first = True
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
-        self._checked = False
-
-    def __call__(self, config: ModelConfig, shape: tuple[int, ...]) -> tuple[Any, int]:
+    def made(config: ModelConfig, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         """Make an encoder for inputs of a shape -> the encoder, its number of features."""
-        encoder = self._network(shape)
+        nonlocal first
+        encoder = network(shape)
         if not isinstance(encoder, nn.Module):
             raise ModelError(
                 f"network({shape}) gave a {type(encoder).__name__}; give a function that makes a "
                 "torch.nn.Module."
             )
-        if not self._checked:
-            self._check_another(encoder, shape)
+        if first:
+            with torch.random.fork_rng(devices=[]):  # another one's random values change none here
+                again = network(shape)
+            if again is encoder:
+                raise ModelError(
+                    "network gave the same module twice, but every site needs one of its own; let "
+                    "the function make a new one each time."
+                )
+            first = False
         with evaluating(encoder), torch.no_grad():
             features = encoder(torch.zeros(2, *shape))
         found = getattr(features, "shape", ())
@@ -76,12 +80,4 @@ class _Made:
             )
         return encoder, found[1]
 
-    def _check_another(self, encoder: nn.Module, shape: tuple[int, ...]) -> None:
-        """Refuse a function that gives one module again and again."""
-        with torch.random.fork_rng(devices=[]):  # another one's random values change none here
-            if self._network(shape) is encoder:
-                raise ModelError(
-                    "network gave the same module twice, but every site needs one of its own; let "
-                    "the function make a new one each time."
-                )
-        self._checked = True
+    return made

@@ -55,16 +55,15 @@ def frame(
     """
     own, found, texts = columns_of(x), [], {}
     for i in map(own.index, names) if names else range(len(own)):
-        cells = _cells(x, i)
-        try:
-            numbers, its = categories.numbered(cells)
-        except ValueError as error:
+        cells, its = _cells(x, i), categories.ColumnCells()
+        its.add(cells)
+        if its.odd:
             raise DataError(
-                f"{whose} has {str(cells[error.args[0]])[:40]!r} in its column "
-                f"{naming.escaped(own[i])}: numbers, or a few texts without commas, are needed"
-            ) from None
-        found.append(numbers)
-        texts |= {own[i]: its} if its else {}
+                f"{whose} has {str(its.odd[1])[:40]!r} in its column {naming.escaped(own[i])}: "
+                "numbers, or a few texts without commas, are needed"
+            )
+        found.append(its.numbers(cells))
+        texts |= {own[i]: its.texts} if its.texts else {}
     if len({*map(len, found)}) > 1:
         raise DataError(f"{whose} has columns of different lengths: give a value of each per row")
     return np.stack(found, axis=1), texts

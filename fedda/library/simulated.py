@@ -70,9 +70,7 @@ def execute(
     """
     local, journals = load("server", "simulation"), load("server", "journal")
     poison = poison_of(launch.poison)
-    reading = Reading.of(
-        launch.split, launch.gray_bits, launch.skip_broken, launch.follow_links, launch.columns
-    )
+    reading = Reading.said(launch.model_dump(by_alias=True))
     if reading.gray_bits and not config.input.window:  # so that the model's file holds it
         seen = config.input.model_copy(update={"window": f"{reading.gray_bits} bits"})
         config = config.model_copy(update={"input": seen})
@@ -238,12 +236,18 @@ def simulate(
     if resume and dir is None:
         raise ConfigError("resume needs the folder of an interrupted run; give it as dir.")
     check_engine(engine)
-    flat = _settings(method, seeds, preset, network, baseline, start_from, settings)
+    own = named(method, settings)
+    refuse_arguments(own, {k: v for k, v in INSTEAD.items() if network or v != "network"})
+    given: Flat = {
+        "run.seeds": ",".join(map(str, chosen_seeds(seeds))),
+        "run.start-from": str(Path(start_from).absolute()) if start_from else "",
+    }
+    changes = own_model.settings_of(network) | own
+    flat = new_settings(method, several(preset), given, baseline, changes)
     with ExitStack() as stack:
         stack.enter_context(unchanged())
         stack.enter_context(own_model.lent(network))
-        folder, scratch = place_of(dir)
-        stack.enter_context(removing(scratch))
+        folder, scratch = stack.enter_context(placed(dir))
         in_words = stack.enter_context(worded(data, folder / DATA))
         flat |= {"run.dir": str(folder.parent), "run.name": folder.name, "run.resume": resume}
         config = RunConfig.parse(flat)
@@ -257,7 +261,7 @@ def simulate(
                 threads=threads,
                 device=device,
                 split=split,
-                gray_bits=str(gray_bits),
+                gray_bits=gray_bits,
                 skip_broken=skip_broken,
                 follow_links=follow_links,
                 columns=columns,
@@ -296,12 +300,21 @@ def note(text: str) -> None:
     print(f"note: {visible(text)}", file=sys.stderr)
 
 
-def place_of(dir: str | Path | None) -> tuple[Path, Path | None]:
-    """The folder of a run's results, and the temporary folder that it is in, if it is."""
+@contextmanager
+def placed(dir: str | Path | None) -> Iterator[tuple[Path, Path | None]]:
+    """Give the folder of a run's results, and the temporary folder that it is in, if it is.
+
+    That is removed if the `with` block fails.
+    """
     if dir is not None:
-        return Path(dir).absolute(), None
+        yield Path(dir).absolute(), None
+        return
     scratch = Path(tempfile.mkdtemp(prefix="fedda-"))
-    return scratch / "run", scratch
+    try:
+        yield scratch / "run", scratch
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
 
 
 @contextmanager
@@ -322,17 +335,6 @@ def worded(data: Sites, place: Path) -> Iterator[Callable[[str], str]]:
         yield in_words
     except FeddaError as error:
         error.args = (in_words(str(error)),)
-        raise
-
-
-@contextmanager
-def removing(scratch: Path | None):
-    """Remove a temporary folder if the `with` block fails."""
-    try:
-        yield
-    except BaseException:
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
         raise
 
 
@@ -361,23 +363,3 @@ def refuse_arguments(flat: Mapping[str, Any], instead: Mapping[str, str]) -> Non
     """
     for key in filter(instead.get, flat):
         raise ConfigError(f"{key} is not taken as a setting here; give {instead[key]}.")
-
-
-def _settings(
-    method: str,
-    seeds: int | Sequence[int],
-    preset: str | Sequence[str] | None,
-    network: own_model.Network | None,
-    baseline: str,
-    start_from: str | Path | None,
-    settings: Mapping[str, Any],
-) -> dict[str, Any]:
-    own = named(method, settings)
-    instead = INSTEAD if network else {k: v for k, v in INSTEAD.items() if v != "network"}
-    refuse_arguments(own, instead)
-    given: Flat = {
-        "run.seeds": ",".join(map(str, chosen_seeds(seeds))),
-        "run.start-from": str(Path(start_from).absolute()) if start_from else "",
-    }
-    changes = own_model.settings_of(network) | own
-    return new_settings(method, several(preset), given, baseline, changes)

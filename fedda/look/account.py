@@ -6,13 +6,12 @@ look     per column `low` .. `missing` (d,) and `share` (d, BINS); of images als
          and `feature-deviation` (2 GRID^2,): what drift is computed of
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedda.config import is_site_name
@@ -143,14 +142,10 @@ def statistics(x: Tensor, noise: float, draws: np.random.Generator) -> Packed:
 
     images = x.dim() == 4
     found = summed(x, 255, (0.0, 1.0)) if images else summed(x, 1, None)
-    arrays = {name: _float32([getattr(each, name) for each in found]) for name in NUMBERS}
+    arrays = {n: np.array([getattr(each, n) for each in found], np.float32) for n in NUMBERS}
     arrays["share"] = torch.stack([each.share for each in found]).numpy()
     if images:
         seen = summed(summaries.features(x), 1, None)
-        arrays["feature-mean"] = _float32([each.mean for each in seen])
-        arrays["feature-deviation"] = _float32([each.deviation for each in seen])
+        arrays["feature-mean"] = np.array([each.mean for each in seen], np.float32)
+        arrays["feature-deviation"] = np.array([each.deviation for each in seen], np.float32)
     return pack(arrays, Kind.STATISTICS)
-
-
-def _float32(values: Sequence[float]) -> NDArray[np.float32]:
-    return np.array(values, np.float32)

@@ -4,6 +4,7 @@ The model is a file of `fedda.models.save`, or one that `fedda export` made of i
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedda.config.inputs import Inputs
 from fedda.data import Reading, batches
 from fedda.models.networks import predict
 from fedda.models.saved import load
@@ -22,7 +22,7 @@ EXPORTED = (".onnx",)
 class Answers(NamedTuple):
     """What is said of some examples."""
 
-    names: Sequence[str]  # of the examples, as `fedda.data.stream` has them
+    names: Sequence[str]  # of the examples, as `fedda.data.batches` has them
     p: Tensor  # (N, C) class probabilities, on the CPU
     # what a table itself calls its rows; empty of other data, and if it names none
     keys: Sequence[str]
@@ -40,7 +40,7 @@ def answers(
 
     Args:
         model: its file.
-        data: the examples, as `fedda.data.stream` reads them.
+        data: the examples, as `fedda.data.batches` reads them.
         batch: examples at a time.
         device: on which it computes; an exported model computes on the CPU.
         reading: what is said of the files.
@@ -50,22 +50,17 @@ def answers(
         ModelError: the model cannot be read.
         DataError: the data cannot be read, or do not fit the model.
     """
-    said, classes, inputs = _opened(model, device, batch)
+    said: Callable[[Tensor], Tensor]
+    if model.suffix in EXPORTED:
+        from fedda.models.export import opened
+
+        said, classes, inputs = opened(model)
+    else:
+        network, meta = load(model)
+        network.to(device)
+        said, classes, inputs = partial(predict, network, batch=batch), meta.classes, meta.inputs
     reading = reading.of_model(inputs)
     rest = batches(data, inputs.shape, batch, inputs.resize, reading, like)
     first = next(rest)  # an error comes before anything is written
     every = chain([first], rest)
     return classes, (Answers(some.names, said(some.examples.x), some.keys) for some in every)
-
-
-def _opened(
-    file: Path, device: torch.device, batch: int
-) -> tuple[Callable[[Tensor], Tensor], tuple[str, ...], Inputs]:
-    """From examples, as they are stored, to probabilities; the classes; what it takes."""
-    if file.suffix in EXPORTED:
-        from fedda.models.export import opened
-
-        return opened(file)
-    network, meta = load(file)
-    network.to(device)
-    return (lambda x: predict(network, x, batch)), meta.classes, meta.inputs

@@ -97,7 +97,8 @@ class Arithmetic:
 
     def _run(self, encoder: nn.Module, x: Tensor) -> Tensor:
         # A compiled program does not call hooks that come later, such as those of `inputs_of`.
-        if not self.compiled or _has_hooks(encoder):
+        hooked = any(m._forward_pre_hooks or m._forward_hooks for m in encoder.modules())
+        if not self.compiled or hooked:
             return encoder(x)
         try:
             self._program = self._program or torch.compile(lambda x: encoder(x))
@@ -125,10 +126,6 @@ def _overruns(module: nn.Module) -> bool:
         and max(module.stride) > 1
         and module.in_channels // module.groups < 16
     )
-
-
-def _has_hooks(encoder: nn.Module) -> bool:
-    return any(m._forward_pre_hooks or m._forward_hooks for m in encoder.modules())
 
 
 def batchnorms(model: nn.Module) -> dict[str, BatchNorm]:

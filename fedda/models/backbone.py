@@ -7,6 +7,7 @@ its outputs once per image, and the run's model takes these outputs as inputs.
 
 import hashlib
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from .ready import cut, ready
 from .weights import fill
 
 DIGEST = 16  # bytes
+remembered: Any = cache  # whose type does not know that frozen settings can be told apart
 
 
 class Normalise(nn.Module):
@@ -109,26 +111,18 @@ def backbone(
     return Backbone(normalise, front, shape).to(device)
 
 
+@remembered
 def digest(config: ModelConfig, shape: tuple[int, ...]) -> str:
     """The hash of the frozen part; its weights are fetched if this machine has no copy.
 
     Raises:
         ModelError: the weights are not there, or do not fit.
     """
-    return _digest(config.model_dump_json(), shape)
+    return backbone(config, shape, fetch=True).digest()
 
 
+@remembered
 def outputs(config: ModelConfig, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of what the frozen part gives for one image; no weights are read."""
-    return _outputs(config.model_dump_json(), shape)
-
-
-@cache
-def _digest(config: str, shape: tuple[int, ...]) -> str:
-    return backbone(ModelConfig.model_validate_json(config), shape, fetch=True).digest()
-
-
-@cache
-def _outputs(config: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    made = backbone(ModelConfig.model_validate_json(config), shape, weights=False, device="meta")
+    made = backbone(config, shape, weights=False, device="meta")
     return tuple(made(torch.empty(2, *shape, device="meta")).shape[1:])

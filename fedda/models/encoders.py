@@ -86,11 +86,6 @@ def hidden(width: int, widths: Sequence[int], dropout: float) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _identity(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
-    """No encoder: the inputs are the features."""
-    return nn.Flatten(), math.prod(shape)
-
-
 def _added(config: ModelConfig, shape: tuple[int, ...]) -> Encoder:
     """Build an encoder of another package and check it on an input of this shape.
 
@@ -142,5 +137,5 @@ _SMALL: dict[str, Callable[[ModelConfig, tuple[int, ...]], Encoder]] = {
     "digit-cnn": _digit_cnn,
     "lenet": _lenet,
     "mlp": _mlp,
-    "identity": _identity,
+    "identity": lambda config, shape: (nn.Flatten(), math.prod(shape)),
 }

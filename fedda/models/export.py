@@ -23,9 +23,11 @@ from torch import Tensor, nn
 import fedda
 from fedda import models
 from fedda.config.inputs import REFUSE, Inputs
+from fedda.data.optional import needed
 from fedda.errors import ModelError
 from fedda.files import writing
 
+NEEDED = ("export", "An .onnx file", ModelError)  # what `needed` is told
 KEY = "fedda"  # key of the description in the metadata of an .onnx file
 BATCHES = (1, 5)  # batch sizes of the random inputs on which a file is compared
 LARGEST = 1e-4  # allowed difference of a probability; other kernels differ by about 1e-7
@@ -83,7 +85,9 @@ def export(source: Path, out: Path) -> Exported:
         "version": fedda.__version__,
     }
     with _convertible(meta):
-        program = _traced(model, meta.shape)
+        batches = {"x": {0: torch.export.Dim("batch", min=1)}}
+        x = torch.rand(2, *meta.shape)
+        program = torch.export.export(model, (x,), dynamic_shapes=batches)
     out.parent.mkdir(parents=True, exist_ok=True)
     with writing(out, "give another file by --out") as part:
         with _convertible(meta):
@@ -160,18 +164,9 @@ def _convertible(meta: models.Meta) -> Iterator[None]:
         ) from error
 
 
-def _traced(model: nn.Module, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    return torch.export.export(model, (torch.rand(2, *shape),), dynamic_shapes={"x": {0: batch}})
-
-
 def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise _missing(error) from None
+    for module in ("onnx", "onnxruntime", "onnxscript"):
+        needed(module, *NEEDED)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     made = torch.onnx.export(
         program,
@@ -187,17 +182,7 @@ def _write(program: torch.export.ExportedProgram, path: Path, about: str) -> Non
 
 
 def _read(path: Path) -> tuple[Outputs, str]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise _missing(error) from None
+    onnxruntime = needed("onnxruntime", *NEEDED)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     about = session.get_modelmeta().custom_metadata_map.get(KEY, "")
     return (lambda x: torch.from_numpy(session.run(["probabilities"], {"x": x.numpy()})[0])), about
-
-
-def _missing(error: ImportError) -> ModelError:
-    return ModelError(
-        f"An .onnx file needs the package {error.name}, which is not installed; install it by "
-        'pip install "fedda[export]".'
-    )

@@ -164,10 +164,7 @@ def build(
         fetch: Whether pretrained weights are downloaded if this machine has no copy.
     """
     weights = config.weights != "none"
-    model = _assemble(config, shape, classes, seed, weights=weights, fetch=fetch)
-    if extension is not None:
-        model.extend(extension, seed)
-    return model
+    return _assemble(config, shape, classes, extension, seed, weights=weights, fetch=fetch)
 
 
 def blank(
@@ -184,10 +181,7 @@ def blank(
     device `meta` it has shapes only, and takes no memory. What the seed draws is the same as of
     `build`, but for the pretrained layers.
     """
-    model = _assemble(config, shape, classes, seed, device)
-    if extension is not None:
-        model.extend(extension, seed, device)
-    return model
+    return _assemble(config, shape, classes, extension, seed, device)
 
 
 def layout_of(config: ModelConfig, asked: Layout = "auto", pixels: int = 0) -> Layout:
@@ -254,6 +248,7 @@ def _assemble(
     config: ModelConfig,
     shape: tuple[int, ...],
     classes: int,
+    extension: Extension | None,
     seed: int,
     device: str = "cpu",
     weights: bool = False,
@@ -275,13 +270,16 @@ def _assemble(
             encoder.add_module("bottleneck", _bottleneck(config, width))
             width = config.bottleneck
         head = nn.Linear(width, classes)
-        model = Model(encoder, head, normalise, _learns_pretrained(config))
+        pretrained = config.weights != "none" and config.train != "bottleneck"
+        model = Model(encoder, head, normalise, pretrained)
         model.arithmetic = Arithmetic(layout=layout_of(config)).suit(encoder)
     if weights and not config.freezes:
         own = not (config.hidden or config.bottleneck)  # then the head may be pretrained, too
         fill(network, head if own else None, config, shape[1:], fetch)
     if config.norm == "group":
         group_norms(model)
+    if extension is not None:
+        model.extend(extension, seed, device)
     return model
 
 
@@ -337,11 +335,6 @@ def _bottleneck(config: ModelConfig, width: int) -> nn.Module:
     if config.dropout:
         layers["dropout"] = nn.Dropout(config.dropout)
     return nn.Sequential(OrderedDict(layers))
-
-
-def _learns_pretrained(config: ModelConfig) -> bool:
-    """Whether some of the layers that learn start from pretrained weights."""
-    return config.weights != "none" and config.train != "bottleneck"
 
 
 def _check(config: ModelConfig, shape: tuple[int, ...], classes: int) -> None:

@@ -8,8 +8,6 @@ Each is without its last linear layer, and can be cut before its last block.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedda.config import PRETRAINED, TIMM, InputConfig, ModelConfig
+from fedda.data.optional import needed
 from fedda.errors import ModelError
 
 # Mean and deviation of each colour, with which torchvision's ImageNet weights were trained.
@@ -120,15 +119,15 @@ def _of_torchvision(name: str) -> Ready:
     network = get_model(name, weights=None)
     last = network.get_submodule(LAST[name])
     assert isinstance(last, nn.Linear)
-    _set(network, LAST[name], nn.Identity())
+    parent, _, its = LAST[name].rpartition(".")
+    setattr(network.get_submodule(parent), its, nn.Identity())
     return Ready(network, last.in_features)
 
 
 def _lite0() -> Ready:
-    with _installed("pretrained"):
-        from efficientnet_lite_pytorch import EfficientNet
+    package = needed("efficientnet_lite_pytorch", "pretrained", "The network", ModelError)
     # Without an image size its convolutions pad every size rightly, not the one of ImageNet alone.
-    network: Any = EfficientNet.from_name(LITE0, image_size=None)
+    network: Any = package.EfficientNet.from_name(LITE0, image_size=None)
     width = network._fc.in_features
     network._fc = network._dropout = nn.Identity()
     return Ready(network, width, mean=LITE_MEAN, std=LITE_STD)
@@ -163,9 +162,9 @@ def _timm_width(name: str, size: tuple[int, ...]) -> int:
 
 def _timm_settings(name: str) -> dict[str, Any]:
     """What timm says about the images that a network's weights were trained on."""
-    with _installed("timm"):
-        import timm
-        from timm.data.config import resolve_data_config
+    timm = needed("timm", "timm", "The network", ModelError)
+    from timm.data.config import resolve_data_config
+
     base, _, tag = name.partition(".")
     about = timm.get_pretrained_cfg(name) if timm.is_model(base) else None
     if about is None:
@@ -202,30 +201,9 @@ def _unfit(name: str, size: tuple[int, ...], error: Exception) -> ModelError:
     )
 
 
-@contextmanager
-def _installed(extra: str) -> Iterator[None]:
-    """Say which extra is missing.
-
-    Raises:
-        ModelError: the import in the `with` block failed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ModelError(
-            f"The network needs the package {error.name}, which is not installed here; install it "
-            f'by pip install "fedda[{extra}]".'
-        ) from None
-
-
 def first_line(error: Exception) -> str:
     """The first line of an error's text, or its type if it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _set(network: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(network.get_submodule(parent), name, module)
 
 
 def _before(stage: str, network: nn.Module, flatten: str) -> tuple[nn.Module, nn.Module]:

@@ -42,9 +42,14 @@ class Members(nn.Module):
         self.of = of
         self.register_buffer("weights", torch.full((len(models),), 1 / len(models)))
 
+    @property
+    def members(self) -> list[Model]:
+        """The models."""
+        return [m for m in self.models if isinstance(m, Model)]
+
     def forward(self, x: Tensor) -> Tensor:
         said, features = [], x.flatten(start_dim=1)
-        for model in members_in(self):
+        for model in self.members:
             z = model.encoder(x)
             said.append(model.head(z).float().log_softmax(dim=1))
             if self.of == "features":
@@ -151,9 +156,4 @@ def join(
 def members_of(model: Model) -> list[Model]:
     """The members of a refined model."""
     assert isinstance(model.encoder, Members)
-    return members_in(model.encoder)
-
-
-def members_in(encoder: Members) -> list[Model]:
-    """The models of an encoder of several."""
-    return [m for m in encoder.models if isinstance(m, Model)]
+    return model.encoder.members

@@ -36,19 +36,15 @@ class Meta:
     """The description of a model that its file holds."""
 
     config: ModelConfig
-    shape: tuple[int, ...]  # of one input
+    inputs: Inputs  # what it takes, and how images and vectors come to it
     classes: tuple[str, ...]  # the name of each output
     version: str  # of the fedda that wrote the file
     extension: Extension | None = None  # the layers that a method added
-    resize: Resize = "stretch"  # how images came to that shape
-    window: str = ""  # the gray values that became black and white, `input.window`
-    missing: Missing = REFUSE  # what became of gaps in vectors, `input.missing`
-    columns: tuple[str, ...] = ()  # names of the columns of vectors; none: not known
 
     @property
-    def inputs(self) -> Inputs:
-        """What the model takes, and how images and vectors come to it."""
-        return Inputs(self.shape, self.resize, self.window, self.missing, self.columns)
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return self.inputs.shape
 
 
 def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,14 +60,9 @@ def apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save(
     path: str | Path,
     model: Model,
-    *,
     config: ModelConfig,
-    shape: Sequence[int],
+    inputs: Inputs,
     classes: Sequence[str],
-    resize: Resize = "stretch",
-    window: str = "",
-    missing: Missing = REFUSE,
-    columns: Sequence[str] = (),
 ) -> None:
     """Write a model file that `load` needs nothing else for; a crash never leaves half a file."""
     path = Path(path)
@@ -84,11 +75,11 @@ def save(
         )
     about = {
         "config": config.model_dump(mode="json"),
-        "shape": list(shape),
+        "shape": list(inputs.shape),
         "classes": list(classes),
         "version": fedda.__version__,
     }
-    about |= Inputs(tuple(shape), resize, window, missing, tuple(columns)).changed
+    about |= inputs.changed
     if model.extension is not None:
         about["extension"] = asdict(model.extension)
     parts: dict[str, nn.Module] = {"": model}
@@ -200,12 +191,6 @@ def _damaged(path: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _window(text: str) -> str:
-    """The same text, if it is a window; a ValueError if not."""
-    window_of(text)
-    return text
-
-
 def _meta(about: str) -> Meta:
     facts = json.loads(about)
     resize, window = facts.get("resize", "stretch"), facts.get("window", "")
@@ -216,19 +201,17 @@ def _meta(about: str) -> Meta:
         or not all(isinstance(each, str) for each in (window, facts["version"]))
     ):
         raise ValueError("resize, window, missing or version is none")
+    window_of(window)  # or it raises
+    columns = _names("columns", facts.get("columns", []))
     extension = facts.get("extension")
     if extension is not None and not isinstance(extension["method"], str):
         raise ValueError("extension names no method")
     return Meta(
         config=ModelConfig.model_validate(facts["config"]),
-        shape=_shape(facts["shape"]),
+        inputs=Inputs(_shape(facts["shape"]), resize, window, missing, columns),
         classes=_names("classes", facts["classes"]),
         version=facts["version"],
         extension=None if extension is None else Extension(**extension),
-        resize=resize,
-        window=_window(window),
-        missing=missing,
-        columns=_names("columns", facts.get("columns", [])),
     )
 
 

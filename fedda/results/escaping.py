@@ -21,6 +21,8 @@ from fedda.results.read import printable
 # Where a cell begins, also for programs that take the semicolon for the end of one.
 _FORMULA = re.compile(r"(^|;)(?=[=+\-@\t\r\uff1d\uff0b\uff0d\uff20])")
 
+OUTPUT = "the output"  # where an error is of it and of no file
+
 
 def visible(text: str) -> str:
     """The same lines, without control codes that a terminal would obey."""
@@ -75,7 +77,7 @@ class Output(io.FileIO):
         except OSError as error:
             unread(self)
             if not isinstance(error, BrokenPipeError):
-                error.filename = "the output"
+                error.filename = OUTPUT
                 raise
             if self.ends:
                 sys.exit()

@@ -174,11 +174,9 @@ class Display(OnTerminal):
 
     def _trouble(self, event: Event) -> None:
         """Show a trouble, but not again in each further round of a training in which it lasts."""
-        which = (
-            (*self._story.key(event), event["site"], event["text"])
-            if {"round", "seed"} <= {*event}
-            else ()
-        )
+        which = ()
+        if {"round", "seed"} <= {*event}:
+            which = (*self._story.key(event), event["site"], event["text"])
         before, self._lasting[which] = self._lasting.get(which), event.get("round", 0)
         if which and before is not None and event["round"] == before + 1:
             return
@@ -187,10 +185,8 @@ class Display(OnTerminal):
         self._say(": ".join(filter(None, (when, event["site"], event["text"]))), "yellow")
 
     def _doubt(self, event: Event) -> None:
-        self._say(
-            f"{self._name(self._story.key(event))}, round {event['round']}: {event['text']}",
-            "yellow",
-        )
+        name = self._name(self._story.key(event))
+        self._say(f"{name}, round {event['round']}: {event['text']}", "yellow")
 
     def _say(self, text: str, style: str = "") -> None:
         line = Text(printable(self._words(text)), style=style)
@@ -213,11 +209,8 @@ class Display(OnTerminal):
         if key not in self._story.plan:
             return f"{name}, seed {seed}"
         seeds = list(dict.fromkeys(s for _, s, _ in self._story.plan))
-        return (
-            name
-            if len(seeds) == 1
-            else f"{name}, seed {seed} ({seeds.index(seed) + 1} of {len(seeds)})"
-        )
+        place = f", seed {seed} ({seeds.index(seed) + 1} of {len(seeds)})"
+        return name + place if len(seeds) > 1 else name
 
 
 def _title(method: str) -> str:

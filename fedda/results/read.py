@@ -325,16 +325,15 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join("-".join(map(str, part)) for part in parts)
 
 
-def _at(training: Mapping[str, Any], number: int | None, key: str) -> float | None:
-    return next((r.get(key) for r in training["rounds"] if r["round"] == number), None)
-
-
 def _scores(results: Results, trainings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The scores of a method's trainings, for one target or for several."""
     shown = measure(results)
     chosen = [t.get("selected_round") for t in trainings]
     last = [t["rounds"][-1].get(shown) for t in trainings]
-    selected = [_at(t, number, shown) for t, number in zip(trainings, chosen, strict=True)]
+    selected = [
+        next((r.get(shown) for r in t["rounds"] if r["round"] == number), None)
+        for t, number in zip(trainings, chosen, strict=True)
+    ]
     refined = [(t.get(REFINED) or {}).get(shown) for t in trainings]
     return {
         "last": _over_seeds(_by_seed(trainings, last)),

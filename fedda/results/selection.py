@@ -31,9 +31,7 @@ def outcome(selection: Selection) -> str:
     if not after:
         return ""
     infomax = f"infomax {after['infomax-before']:.2f} before, {after['infomax-after']:.2f} after"
-    kept = (
-        f"; negative transfer: it keeps the model of {selection['collaborator']}"
-        if after["kept"] == "before"
-        else ""
-    )
-    return f"W1 {after['w1']:.3g} after it, so eps at most {after['eps']:.3f}; {infomax}{kept}"
+    text = f"W1 {after['w1']:.3g} after it, so eps at most {after['eps']:.3f}; {infomax}"
+    if after["kept"] == "before":
+        text += f"; negative transfer: it keeps the model of {selection['collaborator']}"
+    return text

@@ -154,8 +154,12 @@ class Story:
                 self.at_work = "round" in event  # they were asked something, and are connected
                 self.since = now - event["seconds"]
             case "roster":
-                self._roster(event)
-                self.targets = [str(name) for name in event.get("targets", [])]
+                targets = event.get("targets", [])
+                if len(targets) > 1 or event.get("open"):  # one training per target
+                    seeds = dict.fromkeys(s for _, s, _ in self.plan)
+                    methods = dict.fromkeys(m for m, _, _ in self.plan)
+                    self.plan = [(m, s, t) for s in seeds for t in targets for m in methods]
+                self.targets = [*map(str, targets)]
                 self.shape, self.classes = event.get("shape", []), list(event.get("classes", []))
                 self.awaited = []
             case "training":
@@ -181,14 +185,6 @@ class Story:
                 self.state, self.awaited = what, []
                 self.why = str(event.get("text", ""))
                 self.stopped = event.get("error") in INTERRUPTS
-
-    def _roster(self, event: Event) -> None:
-        """Plan one training per target if the run has several targets."""
-        targets = event.get("targets", [])
-        if len(targets) > 1 or event.get("open"):
-            seeds = dict.fromkeys(s for _, s, _ in self.plan)
-            methods = dict.fromkeys(m for m, _, _ in self.plan)
-            self.plan = [(m, s, t) for s in seeds for t in targets for m in methods]
 
     def _round(self, event: Event) -> None:
         key = self.key(event)

@@ -224,11 +224,5 @@ def _events(report: dict[str, Any]) -> list[RenderableType]:
 def _doubts(results: read.Results) -> list[RenderableType]:
     """One line per doubt about a training."""
     lines = [f"  {about}, round {round_}: {text}" for about, round_, text in doubted(results)]
-    return (
-        [
-            Text("doubts (signs without labels that a training may have gone wrong)"),
-            *map(Text, lines),
-        ]
-        if lines
-        else []
-    )
+    heading = "doubts (signs without labels that a training may have gone wrong)"
+    return [Text(heading), *map(Text, lines)] if lines else []

@@ -30,7 +30,7 @@ class Task(sections.Section):
         default="", pattern=r"^(\d{1,7}|\d,\d{1,4},\d{1,4})?$", description="one input: C,H,W or d"
     )
     resize: inputs.Resize = Field(default="stretch", description="how images come to that shape")
-    window: str = Field(default="", description="gray values that become black and white")
+    window: config.Window = Field(default="", description="gray values that become black and white")
     missing: inputs.Missing = Field(
         default=inputs.REFUSE, description="what becomes of gaps in vectors"
     )
@@ -55,12 +55,6 @@ class Task(sections.Section):
         if name and not config.is_site_name(name):  # sites use it in names of files
             raise ValueError("it is not the name of a site")
         return name
-
-    @field_validator("window")
-    @classmethod
-    def _is_window(cls, text: str) -> str:
-        inputs.window_of(text)
-        return text
 
     @property
     def training(self) -> str:
@@ -130,11 +124,6 @@ class Task(sections.Section):
     def suspect(self) -> str:
         """What of a site's data makes the training diverge or learn nothing; empty if nothing."""
         return inputs.suspect(self.dims, self.window) if self.shape else ""
-
-    @property
-    def about_model(self) -> dict[str, Any]:
-        """What a model's file says of how images come to it, and of the network."""
-        return {"config": self.model, **self.inputs._asdict()}
 
     @property
     def inputs(self) -> inputs.Inputs:

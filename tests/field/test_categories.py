@@ -26,10 +26,10 @@ from fedda.data.categories import (
     alone,
     apart,
     coded,
-    numbered,
     together,
 )
 from fedda.errors import ConfigError, DataError, FeddaError
+from fedda.library.program_tables import frame
 from fedda.settings import RunConfig
 from tests.command_lines import call
 
@@ -115,13 +115,19 @@ def test_sites_without_a_common_value_are_named_though_none_has_it_alone() -> No
         RunConfig.parse({"input.categories": "sex=..."})
 
 
+def numbered(values: list[Any]) -> tuple[np.ndarray, Any]:
+    """A column's cells as numbers, and the texts that they mean."""
+    numbers, texts = frame({"t": values}, "a table")
+    return numbers[:, 0], texts.get("t", ())
+
+
 def test_cells_are_numbered() -> None:
     numbers, texts = numbered(["b", "A", None, "?", " a "])
     assert texts == ("a", "b") or texts == ("A", "b")
     assert numbers[[0, 1, 4]].tolist() == [1, 0, 0] and np.isnan(numbers[2:4]).all()
     assert numbered(["1", 2.5, ""])[1] == ()
     for odd in (["1", "a"], ["a,b"], ["a|b"], [f"name {i}" for i in range(65)]):
-        with pytest.raises(ValueError):
+        with pytest.raises(DataError, match=r"a table has .* in its column t: numbers, or a few"):
             numbered(odd)
 
 
@@ -213,7 +219,7 @@ def test_a_coding_by_hand() -> None:
 def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sites: Path) -> None:
     """Without the texts the classes cannot be told: age says nearly nothing."""
     about = models.describe(run.folder / "model.safetensors")
-    assert about.columns == CODED and about.shape == (5,)
+    assert about.inputs.columns == CODED and about.shape == (5,)
     assert run.results.accuracy is None  # west has no tests
     new, place = patients(9), sites.parent / "new.csv"
     new.drop(columns="label")[["thal", "age", "sex"]].to_csv(place, index=False)
@@ -224,7 +230,7 @@ def test_sites_that_write_alike_train_and_the_model_predicts(run: fedda.Run, sit
     assert answers == run.model.predict(new.drop(columns="label"))
     refined = sites.parent / "r.safetensors"
     call("refine", run.folder, "--data", sites / "west.csv", "--out", refined)
-    assert models.describe(refined).columns == CODED
+    assert models.describe(refined).inputs.columns == CODED
 
 
 def test_texts_where_a_model_takes_numbers_are_refused(run: fedda.Run, sites: Path) -> None:

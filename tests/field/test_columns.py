@@ -99,7 +99,7 @@ def test_frames_of_a_program_bring_their_names(tmp_path: Path) -> None:
         for name, sites in (("run", given), ("turned", turned))
     )
     np.testing.assert_array_equal(run.model.probabilities(x), other.model.probabilities(x))
-    assert models.describe(run.folder / "model.safetensors").columns == NAMES
+    assert models.describe(run.folder / "model.safetensors").inputs.columns == NAMES
 
 
 def test_a_run_does_not_choose_a_sites_columns(sites: Path) -> None:

@@ -82,7 +82,7 @@ def test_gaps_are_refused_by_default_and_the_check_says_how_to_take_them(tmp_pat
         with pytest.raises(DataError, match=refused):
             loading(site)
     with pytest.raises(DataError, match=refused):
-        list(data.stream(site, (4,), 16))
+        list(data.batches(site, (4,), 16))
     found = data.verify(site, "source")
     assert found.gaps == 5 and not found.empty
     (said,) = found.warnings
@@ -132,7 +132,7 @@ def test_sites_with_other_gaps_train_together_and_the_model_predicts(
     assert run.results.accuracy is not None and run.results.accuracy > 0.9
     width = 8 if way == "indicator" else 4
     about = models.describe(tmp_path / "r" / "model.safetensors")
-    assert about.shape == (width,) and about.missing == way
+    assert about.shape == (width,) and about.inputs.missing == way
     new, y = patients(60, 5, gone=20)
     assert (run.model.predict(new) == y.astype(str)).mean() > 0.8
     every = saved(tmp_path / "new.npz", x=new)
@@ -155,9 +155,9 @@ def csv_of(found: Any) -> list[list[Any]]:
 def test_a_models_file_has_no_values_of_a_site(tmp_path: Path) -> None:
     """Only how gaps were filled: no array of it is as long as a site's columns are many."""
     config, place = ModelConfig(name="identity"), tmp_path / "m"
-    about: Any = {"config": config, "shape": (4,), "classes": ["a", "b"]}
-    models.save(place, blank(config, (4,), 2), **about, missing="median")
-    assert models.describe(place).inputs == Inputs((4,), missing="median")
+    inputs = Inputs((4,), missing="median")
+    models.save(place, blank(config, (4,), 2), config=config, inputs=inputs, classes=["a", "b"])
+    assert models.describe(place).inputs == inputs
     shapes = {tuple(t.shape) for t in models.load(place)[0].state_dict().values()}
     assert shapes == {(2, 4), (2,)}
 

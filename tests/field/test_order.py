@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.reader import Checked
 from fedda.errors import DataError
 from fedda.library.outcome import Model
@@ -108,18 +109,17 @@ FORMS: dict[str, tuple[Callable[[Path], Path], list[str], list[str]]] = {
 def test_every_row_is_predicted_in_its_order(tmp_path: Path, form: str, batch: int) -> None:
     make, names, keys = FORMS[form]
     path = make(tmp_path / "x")
-    found = list(data.stream(path, (1, 4, 4), batch))
-    assert [name for its, _ in found for name in its] == names
-    assert torch.cat([x.x[:, 0, 0, 0] for _, x in found]).tolist() == VALUES
-    batches = data.batches(path, (1, 4, 4), batch)
-    assert [key for some in batches for key in some.keys] == keys
+    found = list(data.batches(path, (1, 4, 4), batch))
+    assert [name for its, _, _ in found for name in its] == names
+    assert torch.cat([x.x[:, 0, 0, 0] for _, x, _ in found]).tolist() == VALUES
+    assert [key for some in found for key in some.keys] == keys
 
 
 def by_name(path: Path) -> dict[str, int]:
     """The value of each example that predictions name."""
     return {
         name: int(value)
-        for its, some in data.stream(path, (1, 4, 4), 5)
+        for its, some, _ in data.batches(path, (1, 4, 4), 5)
         for name, value in zip(its, some.x[:, 0, 0, 0], strict=True)
     }
 
@@ -140,7 +140,7 @@ def test_the_command_and_the_library_answer_row_by_row(tmp_path: Path, form: str
     make, names, keys = FORMS[form]
     path, model = make(tmp_path / "x"), tmp_path / "m.safetensors"
     network = models.build(MLP, (1, 4, 4), 2, seed=0)
-    models.save(model, network, config=MLP, shape=(1, 4, 4), classes=("a", "b"))
+    models.save(model, network, config=MLP, inputs=Inputs((1, 4, 4)), classes=("a", "b"))
     x = torch.tensor(VALUES, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
     right = models.predict(models.load(model)[0], x)[:, 1].tolist()
     assert len({f"{each:.6g}" for each in right}) == COUNT
@@ -171,7 +171,7 @@ def test_an_image_to_label_is_the_file_it_says(tmp_path: Path, form: str) -> Non
 
 def test_a_split_alone_keeps_its_rows_numbers(tmp_path: Path) -> None:
     path = csv_table(tmp_path / "x", {"split": SPLITS})
-    ((names, x),) = data.stream(path, (1, 4, 4), 99, reading=data.Reading(split="test"))
+    ((names, x, _),) = data.batches(path, (1, 4, 4), 99, reading=data.Reading(split="test"))
     assert names == [str(i) for i in range(COUNT) if SPLITS[i] == "test"]
     assert x.x[:, 0, 0, 0].tolist() == [VALUES[int(name)] for name in names]
 
@@ -189,7 +189,7 @@ def test_one_image_has_one_answer(shape: tuple[int, ...]) -> None:
     """Or it is refused, where it could be several."""
     colours = 3 if 3 in shape else 1
     model = models.build(MLP, (colours, 8, 8), 2, seed=0)
-    about = models.Meta(config=MLP, shape=(colours, 8, 8), classes=("a", "b"), version="")
+    about = models.Meta(MLP, Inputs((colours, 8, 8)), classes=("a", "b"), version="")
     x = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     given = torch.from_numpy(x) if shape[0] == 3 else x
     try:

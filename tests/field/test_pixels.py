@@ -346,7 +346,7 @@ def test_an_encoded_image_is_read_as_its_file(tmp_path: Path) -> None:
     for i, content in enumerate(made):
         (tmp_path / "files" / f"{i}.{('png', 'tif', 'jpg')[i]}").write_bytes(content)
     model = (3, *SHAPE)
-    found = [next(data.stream(tmp_path / name, model, 8)) for name in ("files", "a.parquet")]
+    found = [next(data.batches(tmp_path / name, model, 8)) for name in ("files", "a.parquet")]
     assert np.array_equal(found[0][1].x.numpy(), found[1][1].x.numpy())
 
 

@@ -25,9 +25,8 @@ from fedda.library.simulated import (
     Sites,
     chosen_seeds,
     note,
-    place_of,
+    placed,
     refuse_arguments,
-    removing,
     several,
     worded,
 )
@@ -262,8 +261,7 @@ def compare(
     with ExitStack() as stack:
         stack.enter_context(unchanged())
         stack.enter_context(own_model.lent(network))
-        out, scratch = place_of(dir)
-        stack.enter_context(removing(scratch))
+        out, scratch = stack.enter_context(placed(dir))
         stack.enter_context(worded(data, out / DATA))
         variants, base = options.variants_of(list(methods), baseline, oracle)
         flat = options.shared_of([], several(preset), 0) | own_model.settings_of(network) | own

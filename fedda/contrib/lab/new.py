@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -10,66 +11,12 @@ from typing import Annotated
 import typer
 
 from fedda.cli.demo import SETTINGS, TARGET
-from fedda.cli.exits import clear_exit
 from fedda.errors import ConfigError, DataError, typed
 from fedda.files import filling
 from fedda.halves import REFERENCE
 from fedda.results.escaping import echo
 
-STUDY = Template("""\
-# The settings of this study; `fedda settings` lists all, `fedda methods` the methods.
-sites = $sites_text  # a folder per site
-target = $target_text  # the site whose labels nobody uses
-methods = ["adabn", "kd3a$formulas"]  # compared with fedavg
-seeds = 1  # one training of each method per seed; 3 tell noise from gain
-preset = "$preset"  # settings for a kind of data; `fedda settings --presets` lists them
-
-[settings]
-$settings
-""")
-
-SCRIPT = '''\
-"""Compare methods on the sites of this study, and say which to take: python study.py"""
-
-import tomllib
-from pathlib import Path
-
-import fedda
-
-here = Path(__file__).parent
-study = tomllib.loads((here / "study.toml").read_text(encoding="utf-8-sig"))
-
-if __name__ == "__main__":
-    found = fedda.compare(
-        here / study["sites"],
-        study["methods"],
-        target=study["target"],
-        seeds=study["seeds"],
-        preset=study["preset"] or None,
-        dir=here / "runs",
-        **study["settings"],
-    )
-    print(found)
-    print("tables and picture:", here / "runs")
-'''
-
-README = Template("""\
-# A study of federated domain adaptation
-
-$about The other sites have labels; of `$target` no training sees any.
-
-    python study.py                                # trains what study.toml says, and compares
-    fedda report runs/TRAINING                     # a page about one training, see `ls runs`
-    fedda choose --data $sites_word --target $target_word $words
-    fedda run kd3a --simulate $sites_word --target $target_word $words
-
-`study.py` goes on where it was when it is stopped and started again, and after a change of
-study.toml it trains only what is missing. `fedda choose` says what to take without labels of the
-target, and takes a method by a few. `fedda run` makes one model, with a page about it in runs/kd3a.
-$expected
-To make this real, each site on its own machine: `fedda superlink` at a server, `fedda-client` at
-each site. The settings stay the same.
-""")
+TEMPLATES = Path(__file__).parent / "templates"  # what is written, by kind of folder
 
 # The demo's settings, which were chosen on other seeds than the study has.
 DIGITS = {k: v for k, v in SETTINGS.items() if k not in ("method", "run.baseline")}
@@ -79,66 +26,6 @@ What `python study.py` prints, within a point or two, after about a minute on tw
 
     Comparison(FedAvg on fonts 74.4 %, AdaBN on fonts 72.8 %, KD3A paper on fonts 86.4 %)
 """
-
-
-# A package with a method: FedAvg's, until its files are changed.
-PYPROJECT = Template("""\
-[build-system]
-requires = ["setuptools>=80"]
-build-backend = "setuptools.build_meta"
-
-[project]
-name = "fedda-$name"
-version = "0.1.0"
-dependencies = ["fedda"]
-
-[project.entry-points."fedda.methods"]
-$name = "$package"
-
-[tool.setuptools]
-packages = ["$package"]
-""")
-METHOD_FILES = {
-    "__init__.py": "",
-    "algorithm.py": '''\
-"""What $name is called, its settings, its formulas, and what may cross the wire."""
-
-from fedda.algorithms import fedavg
-from fedda.methods import Method
-
-
-class Config(fedavg.Config):
-    """FedAvg's setting; write own ones here: a name, a type, a default, and a text below."""
-
-
-METHOD = Method("$name", "$name", Config, fedavg.METHOD.phases)
-''',
-    "strategy.py": '''\
-"""The server's half: what it sends, and what it makes of the replies."""
-
-from fedda.strategies.fedavg import FedAvg
-
-
-class Strategy(FedAvg):
-    """The sources' weighted mean."""
-
-
-STRATEGY = Strategy
-''',
-    "client.py": '''\
-"""The sites' half: a class for each part, a function for each hop."""
-
-from fedda.clients import fedavg
-
-Target = fedavg.Target
-
-
-class Source(fedavg.Source):
-    def loss_of(self, indices):
-        """The loss of a mini-batch's images."""
-        return super().loss_of(indices)
-''',
-}
 
 
 def new(
@@ -169,13 +56,12 @@ def new(
         target: With --data: the site whose labels nobody uses.
         preset: With --data: a preset, such as photos, vectors or table.
     """
-    with clear_exit():
-        if bool(name) != (str(directory) == "method"):
-            raise ConfigError(
-                f"{name or 'the word method alone'} has no place here; to begin a method: "
-                f"{typed('fedda', 'new', 'method', name or 'NAME')}"
-            )
-        echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
+    if bool(name) != (str(directory) == "method"):
+        raise ConfigError(
+            f"{name or 'the word method alone'} has no place here; to begin a method: "
+            f"{typed('fedda', 'new', 'method', name or 'NAME')}"
+        )
+    echo(begin_method(Path(), name) if name else begin(directory, data, target, preset))
 
 
 def begin_method(where: Path, name: str) -> str:
@@ -197,10 +83,10 @@ def begin_method(where: Path, name: str) -> str:
     if folder.exists():
         raise DataError(f"{folder} exists; choose another name, or move it away.")
     with filling(folder):
-        (folder / package).mkdir()
-        for file, text in {"../pyproject.toml": PYPROJECT.template, **METHOD_FILES}.items():
-            made = Template(text).substitute(name=name, package=package)
-            (folder / package / file).write_text(made)
+        inner = folder / package
+        inner.mkdir()
+        _write("method", inner, {"name": name, "package": package})
+        (inner / "pyproject.toml").rename(folder / "pyproject.toml")
     return (
         f"a method is in {folder}; next: {typed('pip', 'install', '-e', folder)}, then "
         f"{typed('fedda', 'run', name, '--simulate', 'DIR', '--target', 'NAME')}"
@@ -249,10 +135,15 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
     with filling(directory):
         if data is None:
             build(directory / "sites")
-        (directory / "study.toml").write_text(STUDY.substitute(filled))
-        (directory / "study.py").write_text(SCRIPT)
-        (directory / "README.md").write_text(README.substitute(filled).replace(" \n", "\n"))
+        _write("study", directory, filled)
     return f"a study is in {directory}; next: {typed('cd', directory)} && python study.py"
+
+
+def _write(kind: str, folder: Path, filled: Mapping[str, str]) -> None:
+    """Write the files of a kind of folder, with names and settings filled in."""
+    for file in (TEMPLATES / kind).iterdir():
+        made = Template(file.read_text("utf-8")).substitute(filled)
+        (folder / file.stem).write_text(made.replace(" \n", "\n"))
 
 
 def _toml(value: object) -> str:

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from fedda import plugins
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.launch import on_terminate
 from fedda.errors import ConfigError, typed
 from fedda.halves import load
@@ -63,22 +64,21 @@ def select(
         threads: CPU threads of each site.
     """
     on_terminate()
-    with clear_exit():
-        if "," in target:
-            raise ConfigError(
-                f"--target is '{target}', but one target is measured at a time; for a chain of "
-                "targets use fedda run fruda --simulate ROOT --target NAME,NAME."
-            )
-        with interruptible("stopped"), tempfile.TemporaryDirectory(prefix="fedda-select-") as at:
-            config = settings(change or [], preset or [], seed, at)
-            selection = measured(config, data, target, threads, as_json)
-        if as_json:
-            print_json(selection)
-        else:
-            show(selection, target)
-            where = ["--simulate", str(data), "--target", target]
-            if joint := best(selection, where + _of_all_methods(preset or [], change or [])):
-                echo(joint)
+    if "," in target:
+        raise ConfigError(
+            f"--target is '{target}', but one target is measured at a time; for a chain of "
+            "targets use fedda run fruda --simulate ROOT --target NAME,NAME."
+        )
+    with interruptible("stopped"), tempfile.TemporaryDirectory(prefix="fedda-select-") as at:
+        config = settings(change or [], preset or [], seed, at)
+        selection = measured(config, data, target, threads, as_json)
+    if as_json:
+        print_json(selection)
+    else:
+        show(selection, target)
+        where = ["--simulate", str(data), "--target", target]
+        if joint := best(selection, where + _of_all_methods(preset or [], change or [])):
+            echo(joint)
 
 
 def settings(change: list[str], chosen: list[str], seed: int, folder: str) -> RunConfig:
@@ -109,12 +109,9 @@ def measured(
     local, journals = load("server", "simulation"), load("server", "journal")
     sites = local.folders(data, target, {}, threads)
     local.rehearse(config, sites)
-    if quiet:
-        results = local.simulate(config, sites, journals.Journal(), "process")
-    else:
-        with Display(config) as display:
-            journal = journals.Journal(None, display)
-            results = local.simulate(config, sites, journal, "process")
+    with nullcontext() if quiet else Display(config) as display:
+        journal = journals.Journal(None, *([] if display is None else [display]))
+        results = local.simulate(config, sites, journal, "process")
     (training,) = results["trainings"][METHOD]
     return training["selection"]
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.cli.predict import rows, write
 from fedda.errors import ConfigError
@@ -63,22 +62,19 @@ def clip(
         batch: Images at a time.
         device: auto, cpu or cuda:N.
     """
-    with clear_exit():
-        names = [name.strip() for name in classes.split(",") if name.strip()]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise ConfigError(f"--classes is {classes!r}; give two or more different names.")
-        words = _words(names, called or [])
-        forms = sentence or ["a photo of a {}."]
-        if odd := [form for form in forms if BLANK not in form]:
-            raise ConfigError(
-                f"--sentence {odd[0]!r} has no place for the class; write {{}} there."
-            )
-        from fedda.contrib.lab.clip import zero_shot
+    names = [name.strip() for name in classes.split(",") if name.strip()]
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(f"--classes is {classes!r}; give two or more different names.")
+    words = _words(names, called or [])
+    forms = sentence or ["a photo of a {}."]
+    if odd := [form for form in forms if BLANK not in form]:
+        raise ConfigError(f"--sentence {odd[0]!r} has no place for the class; write {{}} there.")
+    from fedda.contrib.lab.clip import zero_shot
 
-        chosen = load("clients", "site.memory").pick_device(device)
-        sentences = [[form.replace(BLANK, words[name]) for form in forms] for name in names]
-        found = zero_shot(network, weights, sentences, data, batch, chosen, reading)
-        write(rows(names, found), out)
+    chosen = load("clients", "site.memory").pick_device(device)
+    sentences = [[form.replace(BLANK, words[name]) for form in forms] for name in names]
+    found = zero_shot(network, weights, sentences, data, batch, chosen, reading)
+    write(rows(names, found), out)
 
 
 def _words(names: list[str], called: list[str]) -> dict[str, str]:

@@ -7,15 +7,17 @@ import typer
 
 from fedda.cli.data import TestShareOption
 from fedda.cli.exits import clear_exit
-from fedda.cli.its_files import ColumnsOption
+from fedda.cli.its_files import OPTIONS
+from fedda.cli.options import given
 from fedda.results.escaping import echo
 
 
+@given("columns", {"columns": OPTIONS["columns"]}, lambda columns: columns)
 def hub(
     name: Annotated[str, typer.Argument(metavar="NAME")],
     out: Annotated[Path, typer.Argument(metavar="OUT")],
     by: Annotated[str, typer.Option(metavar="COLUMN")] = "domain",
-    columns: ColumnsOption = "",
+    columns: str = "",
     test_share: TestShareOption = 0.2,
 ) -> None:
     """Fetch a data set of Hugging Face and write one folder per domain (extra hub).

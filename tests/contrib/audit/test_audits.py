@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fedda import data, models
 from fedda.algorithms import kd3a
 from fedda.config import ModelConfig, PrivacyConfig
+from fedda.config.inputs import Inputs
 from fedda.contrib.audit import membership, properties, shares, update
 from fedda.contrib.audit.finding import Audit, collect, parse
 from fedda.contrib.audit.subject import Subject, subject
@@ -43,7 +44,8 @@ def made(tmp_path: Path, N: int = 48, side: int = 0, name: str = "mlp") -> Path:
     config = ModelConfig(name=name, hidden="8" if name == "mlp" else "")
     shape = (1, side, side) if side else (12,)
     model = models.build(config, shape, 3, seed=0)
-    models.save(run / "model.safetensors", model, config=config, shape=shape, classes=NAMES)
+    about: Any = {"config": config, "inputs": Inputs(shape), "classes": NAMES}
+    models.save(run / "model.safetensors", model, **about)
     (run / "results.json").write_text(json.dumps(results()))
     settings = {"method": "fedavg", "rounds": 2, "train.batch-size": 8, "train.lr": 0.05}
     (run / "config.json").write_text(json.dumps(settings))

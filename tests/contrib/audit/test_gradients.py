@@ -20,6 +20,7 @@ from fedda.adversarial.discriminators import (
     flat_gradient,
 )
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.contrib.audit.finding import Audit, collect
 from fedda.contrib.audit.gradients import (
     HALVES,
@@ -146,7 +147,8 @@ def finished(tmp_path: Path) -> Path:
     config = ModelConfig(name="mlp", hidden="8")
     model = models.build(config, (12,), 2, seed=0)
     names = ("cat", "dog")
-    models.save(run / "model.safetensors", model, config=config, shape=(12,), classes=names)
+    about: Any = {"config": config, "inputs": Inputs((12,)), "classes": names}
+    models.save(run / "model.safetensors", model, **about)
     (run / "results.json").write_text(json.dumps(results()))
     (run / "config.json").write_text(json.dumps({"method": "dils", "rounds": 2, "exchange.p": 2}))
     return run

@@ -16,6 +16,7 @@ import fedda
 from clients.site.memory import Site
 from fedda import data, models
 from fedda.config import ModelConfig
+from fedda.config.inputs import Inputs
 from fedda.data.cache import Cache
 from fedda.errors import ConfigError, DataError
 from fedda.settings import RunConfig, Task
@@ -117,10 +118,10 @@ def test_the_window_reaches_sites_models_and_caches(tmp_path: Path) -> None:
         cached = data.load_source(site, cache=Cache(tmp_path / "cache", True), reading=reading)
         assert cached.x[0, 0].tolist() == naive(square, low, high)
     config = ModelConfig(name="mlp", hidden="4")
-    about = {"config": config, "shape": (1, 2, 4), "classes": "ab"}
     for window in ("", "100,900"):
-        models.save(tmp_path / "m", models.blank(config, (1, 2, 4), 2), **about, window=window)
-        assert models.describe(tmp_path / "m").window == window
+        about: Any = {"config": config, "inputs": Inputs((1, 2, 4), window=window), "classes": "ab"}
+        models.save(tmp_path / "m", models.blank(config, (1, 2, 4), 2), **about)
+        assert models.describe(tmp_path / "m").inputs.window == window
 
 
 def test_a_frozen_network_computes_anew_for_another_window(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_run_over_dicom_files_keeps_nothing_of_their_headers(
     assert given == [line.split(",")[1] for line in table.read_text().splitlines()[1:]]
     x = np.stack([np.asarray(image) for image in data.load_target(town).x])
     assert x.max() < 130  # without the window the same files are dark: 1800 of 4095
-    window = models.describe(tmp_path / "runs" / "one" / "model.safetensors").window
+    window = models.describe(tmp_path / "runs" / "one" / "model.safetensors").inputs.window
     out = data.load_target(town, reading=data.Reading(window=window)).x
     assert int(out.max()) == 255 and int(out.min()) == 0
     said = capfd.readouterr()
