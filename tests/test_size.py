@@ -21,12 +21,12 @@ BUDGETS = {
     "fedda/cli": 2_339,  # an empty value is refused, and data without --data
     "fedda/config": 401,  # truth is no number
     "fedda/contrib": 0,
-    "fedda/contrib/audit": 1_434,  # how long the rest of an attack takes
-    "fedda/contrib/benchmarks": 1_473,
-    "fedda/contrib/lab": 2_223,  # the commands select, new and teacher came from the command line
+    "fedda/contrib/audit": 1_427,  # how long the rest of an attack takes
+    "fedda/contrib/benchmarks": 1_470,
+    "fedda/contrib/lab": 2_219,  # the commands select, new and teacher came from the command line
     "fedda/contrib/methods": 958,
-    "fedda/contrib/readers": 332,
-    "fedda/contrib/report": 2_344,
+    "fedda/contrib/readers": 330,
+    "fedda/contrib/report": 2_342,
     "fedda/data": 4_874,  # numbers that stand for gaps are named
     "fedda/exchange": 1_162,
     "fedda/flower": 92,

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.config.sections import unflatten, validate
 from fedda.contrib.audit import prove
@@ -131,27 +130,26 @@ def gradients(
         windows: With noise: number of windows that a site sends; epsilon depends on it.
         delta: With noise: the delta that belongs to epsilon.
     """
-    with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading)
-        from fedda.contrib.audit import gradients as attack
-        from fedda.contrib.audit import privacy
-        from fedda.contrib.audit.subject import opened
-        from fedda.data import load_target
+    attacker = _Attacker(run, data, seed, device, reading)
+    from fedda.contrib.audit import gradients as attack
+    from fedda.contrib.audit import privacy
+    from fedda.contrib.audit.subject import opened
+    from fedda.data import load_target
 
-        own = attack.SumSettings.of(attacker.config, method)
-        given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
-        settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
-        what_if = settings != own or own.method != attacker.config.get("method")
-        results = read_table(home_of(run) / RESULTS)
-        config = attacker.config | {"method": own.method}
-        sent = windows or attack.planned(config, results, settings.p)
-        model, _, examples, _ = opened(load_target, model_file(run), data, reading)  # no labels
-        z = attack.features(model.to(attacker.device), examples.x, seed=seed)
-        found = attack.audit(z, settings, trials=trials, seed=seed, what_if=what_if)
-        if settings.noise:
-            found.settings["privacy"] = privacy.spent(settings.noise, sent, delta)
-        attacker.found.append(found)
-        attacker.finish(as_json)
+    own = attack.SumSettings.of(attacker.config, method)
+    given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
+    settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
+    what_if = settings != own or own.method != attacker.config.get("method")
+    results = read_table(home_of(run) / RESULTS)
+    config = attacker.config | {"method": own.method}
+    sent = windows or attack.planned(config, results, settings.p)
+    model, _, examples, _ = opened(load_target, model_file(run), data, reading)  # no labels
+    z = attack.features(model.to(attacker.device), examples.x, seed=seed)
+    found = attack.audit(z, settings, trials=trials, seed=seed, what_if=what_if)
+    if settings.noise:
+        found.settings["privacy"] = privacy.spent(settings.noise, sent, delta)
+    attacker.found.append(found)
+    attacker.finish(as_json)
 
 
 @app.command()
@@ -176,10 +174,9 @@ def update(
 
       fedda audit update runs/fedavg --data ./clinic-b
     """
-    with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading)
-        attacker.update(trials, steps)
-        attacker.finish(as_json)
+    attacker = _Attacker(run, data, seed, device, reading)
+    attacker.update(trials, steps)
+    attacker.finish(as_json)
 
 
 @app.command()
@@ -206,10 +203,9 @@ def membership(
 
       fedda audit membership runs/kd3a --data ./clinic-b --noise 1
     """
-    with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading, noise)
-        attacker.membership(shadows, epochs)
-        attacker.finish(as_json)
+    attacker = _Attacker(run, data, seed, device, reading, noise)
+    attacker.membership(shadows, epochs)
+    attacker.finish(as_json)
 
 
 @app.command()
@@ -232,10 +228,9 @@ def shares(
 
       fedda audit shares runs/fedavg --data ./clinic-b
     """
-    with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading)
-        attacker.shares(sites)
-        attacker.finish(as_json)
+    attacker = _Attacker(run, data, seed, device, reading)
+    attacker.shares(sites)
+    attacker.finish(as_json)
 
 
 @app.command()
@@ -259,10 +254,9 @@ def properties(
 
       fedda audit properties runs/kd3a --data ./clinic-b
     """
-    with clear_exit():
-        attacker = _Attacker(run, data, seed, device, reading)
-        attacker.properties(sites, epochs)
-        attacker.finish(as_json)
+    attacker = _Attacker(run, data, seed, device, reading)
+    attacker.properties(sites, epochs)
+    attacker.finish(as_json)
 
 
 @app.command("all")
@@ -296,29 +290,28 @@ def every(
 
       fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --policy p.toml
     """
-    with clear_exit():
-        proof = prove.Proof(home_of(run), evidence, policy)
-        attacker = _Attacker(run, data, seed, device, reading)
-        attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
-        tries: list[Callable[[], None]] = [
-            lambda: attacker.update(trials, steps),
-            lambda: attacker.membership(shadows, epochs),
-            lambda: attacker.shares(sites),
-            lambda: attacker.properties(sites, epochs),
-        ]
-        for attack in tries:
-            try:
-                attack()
-            except FeddaError as error:
-                echo(f"{NOT_TRIED}: {error}", err=True)
-        if not attacker.found:
-            raise DataError("No attack could be tried on these data; see above.")
-        attacker.finish(as_json)
-        options = {"trials": trials, "steps": steps, "shadows": shadows}
-        made = attacker.subject.epochs
-        options |= {"epochs": epochs or made, "epochs-of-the-run": made}
-        options |= {"sites": sites, "seed": seed, **reading.flat()}
-        attacker.prove(proof, options)
+    proof = prove.Proof(home_of(run), evidence, policy)
+    attacker = _Attacker(run, data, seed, device, reading)
+    attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
+    tries: list[Callable[[], None]] = [
+        lambda: attacker.update(trials, steps),
+        lambda: attacker.membership(shadows, epochs),
+        lambda: attacker.shares(sites),
+        lambda: attacker.properties(sites, epochs),
+    ]
+    for attack in tries:
+        try:
+            attack()
+        except FeddaError as error:
+            echo(f"{NOT_TRIED}: {error}", err=True)
+    if not attacker.found:
+        raise DataError("No attack could be tried on these data; see above.")
+    attacker.finish(as_json)
+    options = {"trials": trials, "steps": steps, "shadows": shadows}
+    made = attacker.subject.epochs
+    options |= {"epochs": epochs or made, "epochs-of-the-run": made}
+    options |= {"sites": sites, "seed": seed, **reading.flat()}
+    attacker.prove(proof, options)
 
 
 class _Attacker:

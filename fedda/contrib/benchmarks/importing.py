@@ -9,7 +9,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedda.cli.data import bar, degrees
-from fedda.cli.exits import clear_exit
 from fedda.config import DEFAULT
 from fedda.errors import typed
 from fedda.results.escaping import PlainConsole, echo
@@ -32,8 +31,7 @@ def benchmarks(
     """
     from fedda.contrib.benchmarks.registry import BENCHMARKS, find
 
-    with clear_exit():
-        chosen = [find(name)] if name else list(BENCHMARKS.values())
+    chosen = [find(name)] if name else list(BENCHMARKS.values())
     echo("\n\n".join(_about(benchmark) for benchmark in chosen))
 
 
@@ -89,22 +87,21 @@ def import_(
     from fedda.contrib.benchmarks.common import Options
     from fedda.contrib.benchmarks.registry import import_benchmark
 
-    with clear_exit():
-        options = Options(
-            domains=tuple(part.strip() for part in domains.split(",")) if domains else None,
-            seed=seed,
-            test_share=test_share,
-            transductive=transductive,
-            limit=limit,
-            test_limit=test_limit,
-            files=files,
-            features=features,
-            angles=degrees(angles) if angles else None,
-            mels=mels,
-            seconds=seconds,
-        )
-        with bar("writing") as progress:
-            done = import_benchmark(name, source, out, options, progress)
+    options = Options(
+        domains=tuple(part.strip() for part in domains.split(",")) if domains else None,
+        seed=seed,
+        test_share=test_share,
+        transductive=transductive,
+        limit=limit,
+        test_limit=test_limit,
+        files=files,
+        features=features,
+        angles=degrees(angles) if angles else None,
+        mels=mels,
+        seconds=seconds,
+    )
+    with bar("writing") as progress:
+        done = import_benchmark(name, source, out, options, progress)
     _print_result(done)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedda.cli.exits import clear_exit, interruptible
+from fedda.cli.exits import interruptible
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
 from fedda.files import put
@@ -80,23 +80,22 @@ def choose(
     from fedda.contrib.lab.comparison import options
     from fedda.errors import RunError
 
-    with clear_exit():
-        apart(out, "--out", data, "--data")
-        variants, _ = options.variants_of([method], REFERENCE)
-        variants.sort(key=lambda v: v.method != REFERENCE)
-        flat = options.shared_of(change or [], preset or [], rounds)
-        plan = options.plan_of(
-            data, target, seeds, variants, flat, out, "", "process", threads, reading, device
-        )
-        if len(plan.targets) != 1:
-            raise RunError(f"--target {target} names several domains; a choice is for one.")
-        words = _words(preset or [], change or [], rounds)
-        if labels is None:
-            _without(plan, words)
-            return
-        known = _labels(plan, labels)
-        failed = _train(plan, options.jobs_of(jobs, threads, "process"))
-        _present(plan, known, words)
+    apart(out, "--out", data, "--data")
+    variants, _ = options.variants_of([method], REFERENCE)
+    variants.sort(key=lambda v: v.method != REFERENCE)
+    flat = options.shared_of(change or [], preset or [], rounds)
+    plan = options.plan_of(
+        data, target, seeds, variants, flat, out, "", "process", threads, reading, device
+    )
+    if len(plan.targets) != 1:
+        raise RunError(f"--target {target} names several domains; a choice is for one.")
+    words = _words(preset or [], change or [], rounds)
+    if labels is None:
+        _without(plan, words)
+        return
+    known = _labels(plan, labels)
+    failed = _train(plan, options.jobs_of(jobs, threads, "process"))
+    _present(plan, known, words)
     if failed:
         raise typer.Exit(1)
 

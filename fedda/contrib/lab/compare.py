@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedda.cli.exits import INTERRUPTED, clear_exit
+from fedda.cli.exits import INTERRUPTED
 from fedda.cli.its_files import reads_files
 from fedda.cli.launch import apart, on_terminate
 from fedda.halves import REFERENCE
@@ -90,14 +90,13 @@ def compare(
     on_terminate()
     from fedda.contrib.lab.comparison import options
 
-    with clear_exit():
-        apart(out, "--out", data, "--data")
-        variants, base = options.variants_of(methods, baseline, oracle)
-        flat = options.shared_of(change or [], preset or [], rounds)
-        plan = options.plan_of(
-            data, target, seeds, variants, flat, out, poison, engine, threads, reading, device
-        )
-        _perform(plan, options.jobs_of(jobs, threads, engine), base, _command(context))
+    apart(out, "--out", data, "--data")
+    variants, base = options.variants_of(methods, baseline, oracle)
+    flat = options.shared_of(change or [], preset or [], rounds)
+    plan = options.plan_of(
+        data, target, seeds, variants, flat, out, poison, engine, threads, reading, device
+    )
+    _perform(plan, options.jobs_of(jobs, threads, engine), base, _command(context))
 
 
 def _perform(plan: "Plan", jobs: int, baseline: str, command: str) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import reads_files
 from fedda.errors import ConfigError
 from fedda.files import filling
@@ -54,12 +53,11 @@ def label(
         model: Judge this model by the labels; can be given several times.
         id_column: Name rows also by this column of a table, as --columns id=COLUMN does.
     """
-    with clear_exit():
-        reading = reading.with_id(id_column)
-        if model:
-            _judge(target, out, [model_file(path) for path in model], reading)
-        else:
-            _draw(target, out, n, seed, reading)
+    reading = reading.with_id(id_column)
+    if model:
+        _judge(target, out, [model_file(path) for path in model], reading)
+    else:
+        _draw(target, out, n, seed, reading)
 
 
 def _draw(target: Path, out: Path, n: int, seed: int, reading: "Reading") -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from fedda.cli.data import TestShareOption
-from fedda.cli.exits import clear_exit
 from fedda.cli.its_files import OPTIONS
 from fedda.cli.options import given
 from fedda.results.escaping import echo
@@ -39,6 +38,5 @@ def hub(
     """
     from fedda.contrib.readers.hub import sites_of
 
-    with clear_exit():
-        for site, rows in sites_of(name, out, by, columns, test_share).items():
-            echo(f"{out / site}: {rows} examples")
+    for site, rows in sites_of(name, out, by, columns, test_share).items():
+        echo(f"{out / site}: {rows} examples")

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from fedda.cli.as_json import JsonOption, print_json
-from fedda.cli.exits import clear_exit
 from fedda.results.escaping import PlainConsole, echo
 
 PICTURE, PAGE = "report.png", "report.html"
@@ -41,8 +40,7 @@ def report(
             matrix) go into the page; may be given more than once. The notes of a simulation and of
             the demo are found in DIR.
     """
-    with clear_exit():
-        present(directory, png, as_json, html, site or ())
+    present(directory, png, as_json, html, site or ())
 
 
 def present(
