@@ -17,6 +17,7 @@ from fedda.data.npz import Npz
 from fedda.data.number_table import NumberTable
 from fedda.data.odd_values import Values
 from fedda.data.own_columns import Gaps, warnings_of
+from fedda.data.reader import SiteData
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.which_files import FILES
 from fedda.errors import DataError
@@ -29,7 +30,7 @@ def readers() -> dict[str, type[Npz]]:
     return {f".{name}": each.value for name, each in plugins.installed("arrays").items()}
 
 
-class ArrayFile:
+class ArrayFile(SiteData):
     """One site's .npz or HDF5 file, or its table of numbers.
 
     Args:
@@ -88,7 +89,6 @@ class ArrayFile:
             return Labelled(_read(npz, "x_test", form, progress), y, classes)
 
     def identities(self, role: Role) -> Iterator[bytes]:
-        """Digests of the training examples; a source's cover their class, too."""
         with self.opened() as npz:
             x = _train(npz, self._split)
             y, classes = _source_labels(npz, x) if role == "source" else (None, ())
@@ -100,21 +100,18 @@ class ArrayFile:
                 done += len(some)
 
     def tests(self) -> list[bytes]:
-        """Digests of the labelled test examples, without their labels."""
         with self.opened() as npz:
             if _test_labels(npz, _train(npz, self._split)) is None:
                 return []
             return [one for some in npz.examples("x_test") for one in Unlabelled(some).digests()]
 
     def names(self) -> list[str]:
-        """The number of each training example, as predictions have it."""
         with self.opened() as npz:
             x = _train(npz, self._split)
             before = f"{x}/" if npz.has("x_test") and not self._split else ""
             return [f"{before}{i}" for i in range(npz.shape(x)[0])]
 
     def keys(self) -> list[str]:
-        """What the file itself calls each training example, in their order; none if it does not."""
         with self.opened() as npz:
             return npz.row_keys(_train(npz, self._split))
 

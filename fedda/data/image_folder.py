@@ -10,6 +10,7 @@ from fedda.data import naming
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.naming import listed
 from fedda.data.pixels import Survey, broken, digest, labelled, read_images, sound, survey
+from fedda.data.reader import SiteData
 from fedda.data.samples import EXTENSIONS, is_dicom, volumes
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.which_files import Inside, unread
@@ -28,7 +29,7 @@ class Listing(NamedTuple):
     strays: list[Path]
 
 
-class ImageFolder:
+class ImageFolder(SiteData):
     """One site's folder of images; `warnings` collects what reading it passed over.
 
     Args:

@@ -19,7 +19,7 @@ from fedda.data.image_folder import ImageFolder
 from fedda.data.naming import listed
 from fedda.data.odd_values import SCALE
 from fedda.data.own_columns import empty_columns, own_columns
-from fedda.data.reader import Checked, added
+from fedda.data.reader import SiteData, added
 from fedda.data.sets import (
     AnySet,
     Description,
@@ -35,7 +35,6 @@ from fedda.data.which_files import FILES, Inside, parts_of
 from fedda.errors import ConfigError, DataError, RunError, reason
 
 Notice = Callable[[str], object] | None
-Site = ArrayFile | Checked | ImageFolder | Table
 
 logger = logging.getLogger("fedda.data")
 
@@ -108,7 +107,7 @@ def load_evaluation(
     return align(test, classes) if classes else test
 
 
-def _opened(path: str | Path, how: How) -> tuple[Site, Form, Reading]:
+def _opened(path: str | Path, how: How) -> tuple[SiteData, Form, Reading]:
     """A site, the form of its examples, and what is said of its files."""
     reading = how.get("reading", AS_IT_IS)
     shape = how.get("channels", 0), how.get("size", 0), how.get("resize", "stretch")
@@ -117,7 +116,7 @@ def _opened(path: str | Path, how: How) -> tuple[Site, Form, Reading]:
 
 
 def _own(
-    site: Site, found: AnySet, reading: Reading, notice: Notice, train: Examples | None = None
+    site: SiteData, found: AnySet, reading: Reading, notice: Notice, train: Examples | None = None
 ) -> AnySet:
     """The examples as a run wants them of vectors: filled and scaled by the site's training part.
 
@@ -188,8 +187,7 @@ def verify(
     try:
         return _verified(Path(path), role, progress, known, reading)
     except DataError as error:
-        site = open_site(path, reading)
-        bad = site.broken(role) if isinstance(site, ImageFolder | Table) else []
+        bad = open_site(path, reading).broken(role)
         if len(bad) < 2:
             raise
         lines = "".join(f"\n  {text}" for text in bad[:most])
@@ -275,8 +273,7 @@ def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
 
     There are none of data that are no table, or that name no rows.
     """
-    site = open_site(path, reading)
-    return site.keys() if isinstance(site, ArrayFile | Table) else []
+    return open_site(path, reading).keys()
 
 
 def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
@@ -288,7 +285,7 @@ def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
     return sum(one in training for one in tests)
 
 
-def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> Site:
+def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
     if not path.exists():

@@ -12,7 +12,7 @@ Examples are uint8 (N, channels, H, W) with 1 or 3 channels, or float32 (N, d); 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,8 +31,50 @@ logger = logging.getLogger("fedda.data")
 _SOME = 4096  # examples looked at together
 
 
+class SiteData(Protocol):
+    """One site's data as fedda uses them: a folder, arrays, a table, or what a reader brings."""
+
+    path: Path
+
+    def describe(self, role: Role) -> Description:
+        """What is there; of a target's training data no label is read."""
+        ...
+
+    def source(self, form: Form, progress: Progress | None) -> Labelled:
+        """The training set with its labels."""
+        ...
+
+    def target(self, form: Form, progress: Progress | None) -> Unlabelled:
+        """The training set of a site whose labels, if there are any, nobody may read."""
+        ...
+
+    def evaluation(self, form: Form, progress: Progress | None) -> Labelled | None:
+        """The labelled test set, apart from the training set; None if there is none."""
+        ...
+
+    def identities(self, role: Role) -> Iterable[bytes]:
+        """A digest of each training example; a source's covers its class, too."""
+        ...
+
+    def tests(self) -> list[bytes]:
+        """A digest of each labelled test example, without its label."""
+        ...
+
+    def names(self) -> list[str]:
+        """What predictions call each example that a target trains on, in the order of `target`."""
+        ...
+
+    def keys(self) -> list[str]:
+        """What the data themselves call these examples; empty if they do not."""
+        return []
+
+    def broken(self, role: Role) -> list[str]:
+        """A sentence for each image that cannot be read, those of the test included."""
+        return []
+
+
 class Reader(Protocol):
-    """One site's data, of whatever form.
+    """What another package's reader of a site's data has to have.
 
     `channels` and `size` are the shape that a run wants of images, 0 for what the data have: a
     reader that can decode at that size saves memory, and what it leaves fedda brings to the shape.
@@ -56,7 +98,7 @@ class Reader(Protocol):
         ...
 
 
-class Checked:
+class Checked(SiteData):
     """A reader of another package, whose answers are what they should be."""
 
     def __init__(self, reader: Reader, origin: str, path: Path) -> None:
@@ -65,7 +107,6 @@ class Checked:
         self._called = f"the reader of {origin}"
 
     def describe(self, role: Role) -> Description:
-        """As the reader says."""
         with self._asking():
             found = self._reader.describe(role)
         return self._typed(found, Description)
@@ -84,16 +125,13 @@ class Checked:
         return None if found is None else self._fitted(found, Labelled, form)
 
     def identities(self, role: Role) -> list[bytes]:
-        """Digests of the training examples, in the shape in which the reader gives them."""
         return (self.source if role == "source" else self.target)(Form(), None).digests()
 
     def tests(self) -> list[bytes]:
-        """Digests of the test examples without their labels, in the shape as they are given."""
         found = self.evaluation(Form(), None)
         return [] if found is None else Unlabelled(found.x).digests()
 
     def names(self) -> list[str]:
-        """The number of each example of a target."""
         return [str(i) for i in range(len(self.target(Form(), None)))]
 
     @contextmanager

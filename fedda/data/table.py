@@ -29,6 +29,7 @@ from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.naming import listed
 from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, sound, survey
+from fedda.data.reader import SiteData
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
 from fedda.data.which_files import MANIFEST, SPLITS, Inside, NamedFiles, others, parts_of
 from fedda.errors import DataError
@@ -48,7 +49,7 @@ class Row(NamedTuple):
     label: Any  # as the table has it; None if labels were not asked for
 
 
-class Table:
+class Table(SiteData):
     """One site's table of images."""
 
     def __init__(self, path: Path, reading: Reading = AS_IT_IS) -> None:
@@ -82,15 +83,12 @@ class Table:
         return [digest(image, name) for image, name in rows]
 
     def tests(self) -> list[bytes]:
-        """Digests of the labelled test images, without their labels."""
         return [digest(image) for image in self._tests()[0]]
 
     def names(self) -> list[str]:
-        """The number of each row that a target trains on, in the order of `target`."""
         return [row.number for row in self._target()]
 
     def keys(self) -> list[str]:
-        """What the table itself calls these rows."""
         return [row.key for row in self._target()]
 
     def every(self) -> list[Row]:
@@ -98,7 +96,6 @@ class Table:
         return self._rows(self._reading.split)
 
     def broken(self, role: Role) -> list[str]:
-        """A sentence for each image that cannot be read, those of the test included."""
         train = self._rows(self._train) if role == "source" else self._target()
         return broken([*(row.image for row in train), *self._tests()[0]], self._reading.gray)
 
