@@ -32,6 +32,7 @@ from fedda.lane.parcels import Incoming
 from fedda.ops.address import Address
 from fedda.ops.allocator import one_pool
 from fedda.ops.spawn import LANES, WORK
+from fedda.results.read import counted
 
 log = logging.getLogger("fedda.server")
 
@@ -136,9 +137,11 @@ class LaneGrid(Grid):
         waits = [site for site in self._sites.values() if not site.line.met]
         if not waits or not self.host.port:
             return ""
+        were = "was" if len(waits) == 1 else "were"
         return (
-            f" {len(waits)} sites were invited to port {self.host.port} of this machine: where "
-            "they are on others, name an address that they reach with -c run.listen=HOST:PORT."
+            f" {counted(len(waits), 'site')} {were} invited to port {self.host.port} of this "
+            "machine: where they are on others, name an address that they reach with -c "
+            "run.listen=HOST:PORT."
         )
 
     # ---- Flower's Grid -------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def _joined(grid: Grid, config: RunConfig, journal: Journal) -> list[int]:
             return sorted(nodes)
         if now > deadline:
             raise QuorumError(
-                f"After {wait.sites:g} s {len(nodes)} sites have joined, and {least} are needed; "
-                "start more clients, or lower --expect."
+                f"After {wait.sites:g} s {len(nodes)} of {least} sites that are needed have "
+                "joined; start more clients, or lower --expect."
             )
         time.sleep(PAUSE)
 

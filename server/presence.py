@@ -9,6 +9,7 @@ from flwr.serverapp import Grid
 
 from fedda import models, records
 from fedda.errors import FeddaError, QuorumError, RosterError, public
+from fedda.results.read import counted
 from fedda.settings import RunConfig
 
 from .journal import Journal
@@ -83,11 +84,12 @@ class Sites:
                 return joined
             if late:
                 offers = "".join(f"\n  {n}" for n in (*self.offers.values(), *sorted(self._wrong)))
-                needed = (
-                    f"{expect} sites" if expect > least + 1 else f"{least} sources and a target"
-                )
+                needed = f"{expect} sites"
+                if expect <= least + 1:
+                    needed = f"{counted(least, 'source')} and a target"
                 raise QuorumError(
-                    f"After {wait.sites:g} s {sources} sources and {targets} targets have joined, "
+                    f"After {wait.sites:g} s {counted(sources, 'source')} and "
+                    f"{counted(targets, 'target')} have joined, "
                     f"but the run needs {needed}; start more clients or raise wait.sites."
                     f"{getattr(self.grid, 'advice', str)()}"
                     f"{offers}"
@@ -169,7 +171,7 @@ class Sites:
                 text = (
                     f"{', '.join(missing)} did not come back"
                     if missing
-                    else f"only {count} sources came back, of {sources} that it needs"
+                    else f"only {counted(count, 'source')} came back, of {sources} that it needs"
                 )
                 raise QuorumError(
                     f"The run waited {self.config.wait.sites:g} s, but {text}; "

@@ -28,6 +28,7 @@ from fedda.errors import ConfigError, NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.maths.coarse import largest
 from fedda.methods import Phase, Stage
+from fedda.results.read import counted
 from fedda.train import generator
 from fedda.wire.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
 
@@ -364,7 +365,8 @@ class FedDA(Strategy):
         if count < (least := self.least_sources):
             own = least == self.setup.wait.min_sources
             needed = f"wait.min-sources is {least}" if own else f"{self.channel.what} needs {least}"
-            raise QuorumError(f"{count} sources are left in this round, but {needed}.")
+            are = "is" if count == 1 else "are"
+            raise QuorumError(f"{counted(count, 'source')} {are} left in this round, but {needed}.")
 
     def as_sent(self, packed: Packed) -> Packed:
         """Convert a model to the precision in which it is sent, `wire.dtype`.

@@ -193,11 +193,12 @@ def test_wheel_holds_every_module_under_one_name(wheel: Path, modules: set[str])
         names = set(file.namelist())
         scripts = file.read(f"{info}/entry_points.txt").decode()
         licence = file.read(f"{info}/licenses/LICENSE")
-    other = (".pyi", "py.typed")
+    other = (".pyi", "py.typed", ".in")  # the last are what `fedda new` fills in
     held = {name for name in names if not name.startswith(info) and not name.endswith(other)}
     assert held == {in_wheel(m) for m in modules}
     assert {"fedda/server/app.py", "fedda/clients/app.py", "fedda/strategies/kd3a.py"} <= names
     assert {"fedda/py.typed", "fedda/__init__.pyi"} <= names
+    assert "fedda/contrib/lab/templates/study/study.py.in" in names
     assert "fedda = fedda.entry:main" in scripts
     assert "fedda-client = fedda.entry:client" in scripts
     assert licence == (ROOT / "LICENSE").read_bytes()

@@ -506,7 +506,7 @@ def test_a_run_waits_for_sites_that_left_but_not_for_ever(
             grid.offline = set()
 
     settings = {"method": "fedavg", "wait.min-sources": 2}
-    with pytest.raises(QuorumError, match="only 1 sources came back"):
+    with pytest.raises(QuorumError, match="only 1 source came back"):
         run(domains, runs | settings, leave, grid=grid)
     grid.offline = set()
     resumed = run(domains, runs | settings | {"run.resume": True}, back, grid=grid)[0]

@@ -53,7 +53,7 @@ def test_broken_files_are_passed_over_everywhere(
     assert (found.train, found.test, found.counts) == (24, 3, {"cat": 12, "dog": 12})
     passed = f"{source / 'train' / 'cat'}: 2 images that cannot be read are passed over"
     assert any(text.startswith(f"{passed} (bad0.png, bad1.png)") for text in found.warnings)
-    assert "2 images cannot be read: bad0.png, bad1.png" in caplog.text
+    assert "left out, as they cannot be read: bad0.png, bad1.png" in caplog.text
     training = load_source(source, reading=SKIP)
     assert len(training) == len(identities(source, "source", SKIP)) == 24
     tests = load_evaluation(source, reading=SKIP)

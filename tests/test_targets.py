@@ -433,10 +433,10 @@ def test_without_a_model_to_start_from_sources_are_needed(
     sites: list[Node], leaving: dict[str, Any], first: str
 ) -> None:
     target = without(sites, "anna", "bert", "village")
-    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+    with pytest.raises(QuorumError, match="0 sources and 1 target have joined"):
         run(target, leaving | {"run.expect": 0, "wait.sites": 0.1})
     fedavg_too = {"run.start-from": first, "run.baseline": "fedavg", "run.name": "b"}
-    with pytest.raises(QuorumError, match="0 sources and 1 targets have joined"):
+    with pytest.raises(QuorumError, match="0 sources and 1 target have joined"):
         run(target, leaving | fedavg_too | {"run.expect": 0, "wait.sites": 0.1})
 
 

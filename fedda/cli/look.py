@@ -17,7 +17,7 @@ from fedda.files import put
 from fedda.halves import REFERENCE
 from fedda.library.beginning import Launch, new_settings, unless
 from fedda.results.escaping import PlainConsole, echo
-from fedda.results.read import JOURNAL, LOOKED
+from fedda.results.read import JOURNAL, LOOKED, counted
 from fedda.settings import RunConfig, overrides
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def look(
 def _shown(event: dict[str, Any]) -> None:
     """Say what happens at a server while it happens."""
     if event["event"] == "looking":
-        echo(f"{event['sites']} sites have joined")
+        echo(f"joined: {counted(event['sites'], 'site')}")
     if event["event"] == "joined":
         echo(event["text"])
 

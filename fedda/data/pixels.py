@@ -246,7 +246,7 @@ def _fault(file: Path, size: int, changed: int, gray: samples.Gray) -> str:
 
 @lru_cache(maxsize=1 << 10)
 def _say_left_out(where: Path, names: tuple[str, ...]) -> None:
-    logger.warning("%s: %d images cannot be read: %s", where, len(names), listed(names))
+    logger.warning("%s: left out, as they cannot be read: %s", where, listed(names))
 
 
 def digest(file: Path | Encoded, more: str = "") -> bytes:

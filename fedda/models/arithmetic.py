@@ -96,9 +96,10 @@ class Arithmetic:
         return self.layout == "channels-last" or (self.layout == "auto" and device.type == "cpu")
 
     def _run(self, encoder: nn.Module, x: Tensor) -> Tensor:
+        if not self.compiled:
+            return encoder(x)
         # A compiled program does not call hooks that come later, such as those of `inputs_of`.
-        hooked = any(m._forward_pre_hooks or m._forward_hooks for m in encoder.modules())
-        if not self.compiled or hooked:
+        if any(m._forward_pre_hooks or m._forward_hooks for m in encoder.modules()):
             return encoder(x)
         try:
             self._program = self._program or torch.compile(lambda x: encoder(x))

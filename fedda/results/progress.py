@@ -107,7 +107,8 @@ class Display(OnTerminal):
             shows[event["event"]](event)
 
     def _waiting(self, event: Event) -> None:
-        joined = f"{event['sources']} sources and {event['targets']} targets have joined"
+        both = (counted(event[f"{role}s"], role) for role in ("source", "target"))
+        joined = f"{' and '.join(both)} have joined"
         self._bar.update(self._task, description=f"waiting for sites: {joined}")
         if not event["sources"] and not event["targets"]:
             self._say("waiting for sites to join")
