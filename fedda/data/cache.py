@@ -328,6 +328,10 @@ def _index(x: Stored, indices: list[Tensor | None]) -> Any:
     return x._rows(x._order[first.cpu().numpy()])
 
 
+def _index_select(x: Stored, dim: int, index: Tensor) -> Any:
+    return _index(x, [index]) if dim == 0 and index.ndim == 1 else NotImplemented
+
+
 def _select(x: Stored, dim: int, index: int) -> Any:
     return x._rows(x._order[[index]])[0] if dim == 0 else NotImplemented
 
@@ -346,6 +350,7 @@ def _split(x: Stored, size: int, dim: int = 0) -> Any:
 
 _LAZY: dict[Any, Any] = {
     _aten.index.Tensor: _index,
+    _aten.index_select.default: _index_select,
     _aten.select.int: _select,
     _aten.slice.Tensor: _slice,
     _aten.split.Tensor: _split,
