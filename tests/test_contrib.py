@@ -65,7 +65,7 @@ def run(core: Path, at: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.nightly("fedda/plugins.py", "pyproject.toml", "fedda/cli/__init__.py")
+@pytest.mark.slow
 def test_without_it_a_method_runs(core: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     make_domains(tmp_path / "data")

@@ -409,7 +409,7 @@ def test_a_run_at_a_port_that_sites_do_not_reach_says_what_to_do(
         field.server.sites[12] = Session(12)  # which never comes
         field.grid.push_messages([request(node=12)])
         wait_until(lambda: bool(field.server.invited), "nobody is invited")
-        assert "1 sites were invited" in field.grid.advice()
+        assert "1 site was invited" in field.grid.advice()
         assert "-c run.listen=HOST:PORT" in field.grid.advice()
     monkeypatch.setattr(site_end, "GONE_S", 0.2)
     gone = LaneInvitation(invitation.new_name(), tls.fresh("x")[0].decode(), "0" * 64, 1)
