@@ -56,8 +56,10 @@ def test_only_this_machines_own_pages_and_programs_are_served(run: RunNow) -> No
             assert client.get(path, headers={"origin": "https://evil.example"}).status_code == 421
             assert client.get(path, headers={"sec-fetch-site": "cross-site"}).status_code == 403
             assert client.request("POST", path).status_code == 405
-        kept = client.get(METRICS).headers
-        assert kept["x-content-type-options"] == "nosniff" and kept["cache-control"] == "no-store"
+        for path in (*[PAGE] * HERE, METRICS):
+            kept = client.get(path).headers
+            assert kept["x-content-type-options"] == "nosniff"
+            assert kept["cache-control"] == "no-store"
 
 
 def asked(live: Live, *addresses: str) -> list[httpx.Response]:
