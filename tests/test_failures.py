@@ -31,6 +31,7 @@ from fedda.errors import KeyFileError
 from fedda.ops import certificate, keys
 from fedda.ops.refusal import Refusal
 from fedda.ops.spawn import LOOPBACK
+from fedda.results import read
 from server.presence import AGAIN
 from tests.federation import LIVE, Federation, Operator, Run, final_model, rounds
 from tests.patience import FACTOR, PATIENCE, wait_until
@@ -74,9 +75,13 @@ def test_a_run_waits_for_sources_and_for_its_target_and_loses_nothing(hub: Feder
     hub.kill("carl")
     hub.act("carl", {})
     run.wait_for("trouble", what="silent", site="carl", round=2)
-    paused = run.wait_for("trouble", what="paused", round=2)
-    assert "2 sources are left" in paused["text"]
-    assert "The run waits." in paused["text"]
+    run.wait_for("trouble", what="paused", round=2)
+    first = run.find("trouble", what="paused", round=2)[0]
+    # On a busy machine another source may be late, too; then it is named, and one source is left.
+    late = {e["site"] for e in run.find("trouble", round=2) if e["time"] <= first["time"]}
+    count = read.counted(len(SITES - {"town"} - late), "source")
+    assert first["text"].startswith((f"{count} are left", f"{count} is left"))
+    assert "The run waits." in first["text"]
     hub.revive("carl")
     run.wait_for("trouble", what="resumed", round=2)
 
