@@ -478,6 +478,18 @@ def test_an_empty_value_is_not_the_current_folder(given: list[str], named: str) 
     assert f"{named} is empty" in call(*given, code=2).output
 
 
-@pytest.mark.parametrize("given", [("run", "kd3a"), ("look",), ("client",)])
-def test_data_without_its_option_are_told_it(given: tuple[str, ...], tmp_path: Path) -> None:
-    assert "give it with --data" in call(*given, tmp_path, code=2, columns=1000).output
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        (("run", "kd3a"), "--data"),
+        (("look",), "--data"),
+        (("client",), "--data"),
+        (("export", "run"), "--out"),
+        (("attach", "run"), "--dir"),
+    ],
+)
+def test_a_path_without_its_option_is_told_it(
+    given: tuple[str, ...], option: str, tmp_path: Path
+) -> None:
+    done = call(*given, tmp_path, code=2, columns=1000)
+    assert f"{tmp_path} stands alone: give it with {option} {tmp_path}." in done.output

@@ -21,6 +21,7 @@ from fedda.flower.supported import installed
 from fedda.results.escaping import echo
 
 SEVERAL = {"target", "seeds", "columns"}  # names of options of several values, with commas
+OUTPUTS = {"--out", "--dir"}  # options that say where to write
 
 
 def joined(text: str) -> str:
@@ -45,20 +46,22 @@ def _join(command: click.Command) -> None:
 
 
 def _strict(command: click.Command) -> None:
-    """Let a command refuse empty values, options of `SEVERAL` values that come twice, lone data.
+    """Let a command refuse empty values, options of `SEVERAL` values that come twice, lone paths.
 
     An empty path would be the current folder, where a script's variable is not set. Of options
     that come twice click takes the last, silently; of one value that is what a script wants.
     """
     parse = command.parse_args
-    has_data = any("--data" in param.opts for param in command.params)
+    known = {name for param in command.params for name in param.opts}
 
     def parse_args(ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:
             return parse(ctx, args)
         values, left, given = command.make_parser(ctx).parse_args([*args])
-        if left and has_data and Path(left[0]).exists():
-            raise click.UsageError(f"{left[0]} stands alone: give it with --data {left[0]}.", ctx)
+        options = {"--data"} if left and Path(left[0]).exists() and "--data" in known else OUTPUTS
+        if left and (meant := options & known):
+            said = " or ".join(f"{name} {left[0]}" for name in sorted(meant))
+            raise click.UsageError(f"{left[0]} stands alone: give it with {said}.", ctx)
         for each, count in Counter(given).items():
             said = each.opts[0] if isinstance(each, click.Option) else each.human_readable_name
             value = values[each.name]
