@@ -14,6 +14,7 @@ from fedda.algorithms import kd3a
 from fedda.data import Unlabelled
 from fedda.errors import ConfigError, FewImagesError, WireError
 from fedda.maths import mixup
+from fedda.maths.moments import batchnorm_distance, batchnorm_mmd_loss, mix_moments
 from fedda.models import Model, batchnorms, evaluating, inputs_of
 from fedda.wire import LOSS, Rule
 from fedda.wire.packing import Arrays, Packed
@@ -219,7 +220,7 @@ class Target(Client):
             batchnorms(self.model).values(), *everyone.values(), strict=True
         ):
             means, variances = (torch.stack(part) for part in zip(*of_sites, strict=True))
-            mu, var = kd3a.mix_moments(means, variances, weights, form)
+            mu, var = mix_moments(means, variances, weights, form)
             layer.running_mean.copy_(mu)  # type: ignore[union-attr]
             layer.running_var.copy_(var)  # type: ignore[union-attr]
 
@@ -241,7 +242,7 @@ class Target(Client):
             with inputs_of(layers) as seen:
                 self.model(self.inputs(indices))
                 mu_T, second_T = zip(*(_moments(seen[layer]) for layer in layers), strict=True)
-            return kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
+            return batchnorm_mmd_loss(mu_T, second_T, mu, second, one)
 
         # Always a fresh optimizer: the momentum that is carried over belongs to the distillation.
         numbers = self.minimise(loss, self.optimizer(carried=False))
@@ -292,7 +293,7 @@ class Target(Client):
         mean = [m.running_mean.cpu() for m in layers]  # type: ignore[union-attr]
         var = [m.running_var.cpu() for m in layers]  # type: ignore[union-attr]
         target_var = [second - mu**2 for mu, second in sums]
-        total = kd3a.batchnorm_distance(mean, var, [mu for mu, _ in sums], target_var)
+        total = batchnorm_distance(mean, var, [mu for mu, _ in sums], target_var)
         return float(total) / sum(len(m) for m in mean)
 
 

@@ -11,6 +11,7 @@ from fedda import models
 from fedda.algorithms import feddadil
 from fedda.config import ModelConfig
 from fedda.errors import ConfigError
+from fedda.maths import atom_heads
 from fedda.maths.mixture import Mixture
 from fedda.settings import RunConfig, Task
 from fedda.wire import packing
@@ -109,7 +110,7 @@ def test_first_atoms_are_near_the_features_of_a_trained_batchnorm():
         network.features(x)
     with torch.no_grad():
         found = network.eval().features(x)
-    features = feddadil.scaling(found, "scalar")(found)
+    features = atom_heads.scaling(found, "scalar")(found)
     z, _ = feddadil.initial_atoms(models.to_arrays(network), SMALL, seed=0)
     noise = np.random.default_rng(0).standard_normal(z.shape[1:]).astype(np.float32)
     noise /= math.sqrt((noise**2).sum(axis=1).mean())
@@ -189,29 +190,29 @@ def test_first_coordinates_lie_around_the_middle():
 
 def test_scaling_by_hand():
     x = torch.tensor([[3.0, 4.0], [5.0, 12.0]])  # |x|^2 is 25 and 169: mean 97
-    scalar = feddadil.scaling(x, "scalar")
+    scalar = atom_heads.scaling(x, "scalar")
     torch.testing.assert_close(scalar(x), x / math.sqrt(97))
-    each = feddadil.scaling(x, "dimension")
+    each = atom_heads.scaling(x, "dimension")
     torch.testing.assert_close(each(x), torch.tensor([[-1.0, -1.0], [1.0, 1.0]]) / math.sqrt(2))
-    torch.testing.assert_close(feddadil.scaling(x, "none")(x), x)
+    torch.testing.assert_close(atom_heads.scaling(x, "none")(x), x)
     constant = torch.tensor([[1.0, 7.0], [3.0, 7.0]])
-    assert feddadil.scaling(constant, "dimension")(constant).isfinite().all()
+    assert atom_heads.scaling(constant, "dimension")(constant).isfinite().all()
 
 
 @pytest.mark.parametrize("form", ["scalar", "dimension"])
 def test_scaled_points_have_a_mean_square_of_one(form):
     x = draw(50, 6) * 7 + 3
-    found = feddadil.scaling(x, form)(x)
+    found = atom_heads.scaling(x, form)(x)
     assert float(found.square().sum(dim=1).mean()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("form", ["scalar", "dimension", "none"])
 def test_heads_give_the_same_for_features_as_for_scaled_points(form):
     x, W, b = draw(9, 6) * 3 + 1, draw(2, 4, 6, seed=1), draw(2, 4, seed=2)
-    scale, alpha = feddadil.scaling(x, form), torch.tensor([0.3, 0.7], dtype=torch.float64)
-    raw = feddadil.unscaled(W, b, scale)
+    scale, alpha = atom_heads.scaling(x, form), torch.tensor([0.3, 0.7], dtype=torch.float64)
+    raw = atom_heads.unscaled(W, b, scale)
     torch.testing.assert_close(
-        feddadil.ensemble(x, *raw, alpha), feddadil.ensemble(scale(x), W, b, alpha)
+        atom_heads.ensemble(x, *raw, alpha), atom_heads.ensemble(scale(x), W, b, alpha)
     )
 
 
@@ -221,7 +222,7 @@ def test_heads_give_the_same_for_features_as_for_scaled_points(form):
 def test_the_ensemble_matches_the_reference():
     x, W, b = draw(5, 3), draw(2, 4, 3, seed=1), draw(2, 4, seed=2)
     alpha = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    found = feddadil.ensemble(x, W, b, alpha)
+    found = atom_heads.ensemble(x, W, b, alpha)
     for point, p in zip(x.tolist(), found.tolist(), strict=True):
         wanted = twin.ensemble(point, W.tolist(), b.tolist(), alpha.tolist())
         assert p == pytest.approx(wanted)
@@ -230,7 +231,7 @@ def test_the_ensemble_matches_the_reference():
 
 def test_the_gradient_is_zero_at_fitted_heads():
     z, y = draw(2, 40, 3), draw(2, 40, 4, seed=1).softmax(dim=2)
-    W, b = feddadil.fit_heads(z, y, decay=0.01, steps=200)
+    W, b = atom_heads.fit_heads(z, y, decay=0.01, steps=200)
     size = float(z.square().sum(dim=2).mean().sqrt())
     for k in range(2):  # each head is fitted separately, so its residuals balance its own decay
         p = (z[k] @ W[k].T + b[k]).softmax(dim=1)
@@ -244,12 +245,12 @@ def test_the_gradient_is_zero_at_fitted_heads():
 def test_anchored_heads_balance_their_distance_from_the_anchor():
     z, y = draw(2, 40, 3), draw(2, 40, 4, seed=1).softmax(dim=2)
     anchor = draw(4, 3, seed=2), draw(4, seed=3)
-    W, b = feddadil.fit_heads(z, y, decay=0.01, steps=200, anchor=anchor)
+    W, b = atom_heads.fit_heads(z, y, decay=0.01, steps=200, anchor=anchor)
     size = float(z.square().sum(dim=2).mean().sqrt())
     wanted = twin.head_gradient(z[1].tolist(), y[1].tolist(), W[1].tolist(), b[1].tolist())
     slope = torch.tensor(wanted) / size + 0.01 * (W[1] - anchor[0]) * size
     torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-5, rtol=0)
-    stiff = feddadil.fit_heads(z, y, decay=1e6, steps=200, anchor=anchor)[0]
+    stiff = atom_heads.fit_heads(z, y, decay=1e6, steps=200, anchor=anchor)[0]
     torch.testing.assert_close(stiff, anchor[0].expand(2, 4, 3), atol=1e-4, rtol=0)
 
 
@@ -257,20 +258,20 @@ def test_an_anchor_that_explains_all_points_stays_by_hand():
     """At W = (ln 3, 0) and z = 1 the probabilities are 3 / 4 and 1 / 4, as the labels say."""
     z, y = torch.ones(1, 1, 1), torch.tensor([[[0.75, 0.25]]])
     anchor = torch.tensor([[math.log(3)], [0.0]]), torch.zeros(2)
-    W, b = feddadil.fit_heads(z, y, decay=0.1, anchor=anchor)
+    W, b = atom_heads.fit_heads(z, y, decay=0.1, anchor=anchor)
     torch.testing.assert_close(W[0], anchor[0], atol=1e-5, rtol=0)
     torch.testing.assert_close(b[0], anchor[1], atol=1e-5, rtol=0)
-    from_zero, _ = feddadil.fit_heads(z, y, decay=0.1)
+    from_zero, _ = atom_heads.fit_heads(z, y, decay=0.1)
     assert float(from_zero[0, 0, 0]) < 0.7  # the decay pulls the other way
 
 
 @pytest.mark.parametrize("form", ["scalar", "dimension", "none"])
 def test_a_head_for_features_is_the_same_for_points(form):
     x, W, b = draw(9, 6) * 3 + 1, draw(4, 6, seed=1), draw(4, seed=2)
-    scale = feddadil.scaling(x, form)
-    W_z, b_z = feddadil.scaled(W, b, scale)
+    scale = atom_heads.scaling(x, form)
+    W_z, b_z = atom_heads.scaled(W, b, scale)
     torch.testing.assert_close(scale(x) @ W_z.T + b_z, x @ W.T + b)
-    back = feddadil.unscaled(W_z[None], b_z[None], scale)
+    back = atom_heads.unscaled(W_z[None], b_z[None], scale)
     torch.testing.assert_close(back[0][0], W)
     torch.testing.assert_close(back[1][0], b)
 
@@ -280,7 +281,7 @@ def test_a_mixture_head_matches_the_ensemble():
     for alpha in (torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])):
         head = Mixture(2, 3, 4)
         head.load_state_dict({"weight": W, "bias": b, "alpha": alpha})
-        torch.testing.assert_close(head(x).softmax(dim=1), feddadil.ensemble(x, W, b, alpha))
+        torch.testing.assert_close(head(x).softmax(dim=1), atom_heads.ensemble(x, W, b, alpha))
 
 
 # Distillation

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedda.algorithms import kd3a
 from fedda.config.sections import flatten, unflatten, validate
 from fedda.errors import ConfigError
-from fedda.maths import focus, gap, mixup
+from fedda.maths import focus, gap, mixup, moments
 from tests.reference import kd3a as twin
 
 FORMS: list[kd3a.Form] = ["soft", "hard", "mean"]
@@ -453,9 +453,9 @@ def test_with_target_by_hand():
 def test_moments_by_hand():
     # Means 0 and 2, variances 1 and 3, halves: mu = 1, second = (1 + 0)/2 + (3 + 4)/2 = 4, var = 3.
     means, variances = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [3.0]])
-    mu, var = kd3a.mix_moments(means, variances, torch.tensor([0.5, 0.5]))
+    mu, var = moments.mix_moments(means, variances, torch.tensor([0.5, 0.5]))
     assert (mu.tolist(), var.tolist()) == ([1.0], [3.0])
-    mu, var = kd3a.mix_moments(means, variances, torch.tensor([0.5, 0.5]), "linear")
+    mu, var = moments.mix_moments(means, variances, torch.tensor([0.5, 0.5]), "linear")
     assert (mu.tolist(), var.tolist()) == ([1.0], [2.0])
 
 
@@ -464,18 +464,20 @@ def test_moments_equal_the_twins_and_large_means_lose_no_variance():
     means, variances = torch.randn(4, 5, generator=g), torch.rand(4, 5, generator=g)
     alpha = torch.rand(4, generator=g, dtype=torch.float64)
     alpha /= alpha.sum()
-    mu, var = kd3a.mix_moments(means, variances, alpha)
+    mu, var = moments.mix_moments(means, variances, alpha)
     first, second = twin.mixed_moments(means.tolist(), variances.tolist(), alpha.tolist())
     assert mu.tolist() == pytest.approx(first, abs=1e-6)
     assert var.tolist() == pytest.approx(second, abs=1e-6)
-    _, var = kd3a.mix_moments(means * 0 + 1e4, variances * 0 + 1e-3, alpha)
+    _, var = moments.mix_moments(means * 0 + 1e4, variances * 0 + 1e-3, alpha)
     assert var.tolist() == pytest.approx([1e-3] * 5, rel=1e-6)
 
 
 def test_batchnorm_distance_by_hand():
     # Means 1 and 3: 4. Second moments 2 + 1 = 3 and 1 + 9 = 10: 49. A second layer alike: 0.
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
-    found = kd3a.batchnorm_distance([one, two], [two, one], [torch.tensor([3.0]), two], [one, one])
+    found = moments.batchnorm_distance(
+        [one, two], [two, one], [torch.tensor([3.0]), two], [one, one]
+    )
     assert float(found) == 53
 
 
@@ -485,10 +487,10 @@ def test_batchnorm_loss_equals_the_twins_and_is_lowest_at_the_mixed_moments():
     mu = [torch.randn(3, d, generator=g, dtype=torch.float64) for d in widths]
     var = [torch.rand(3, d, generator=g, dtype=torch.float64) for d in widths]
     second = [v + m**2 for m, v in zip(mu, var, strict=True)]
-    best = [kd3a.mix_moments(m, v, alpha) for m, v in zip(mu, var, strict=True)]
+    best = [moments.mix_moments(m, v, alpha) for m, v in zip(mu, var, strict=True)]
     mu_T = [m.clone().requires_grad_() for m, _ in best]
     second_T = [(v + m**2).requires_grad_() for m, v in best]
-    loss = kd3a.batchnorm_mmd_loss(mu_T, second_T, mu, second, alpha)
+    loss = moments.batchnorm_mmd_loss(mu_T, second_T, mu, second, alpha)
     expected = twin.mmd_loss(
         [a.tolist() for a in mu_T],
         [a.tolist() for a in second_T],

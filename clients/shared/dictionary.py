@@ -17,7 +17,7 @@ from fedda.algorithms import feddadil
 from fedda.data import Examples
 from fedda.errors import ConfigError
 from fedda.files import keep_newest
-from fedda.maths import optimal_transport
+from fedda.maths import atom_heads, optimal_transport
 from fedda.models import Extension, Model, evaluating
 from fedda.settings import Task
 from fedda.train import generator
@@ -49,11 +49,11 @@ class AtomHeads:
 
     def reconstruction(self, x: Tensor) -> Tensor:
         """-R's probabilities -> (N, C)."""
-        return feddadil.ensemble(x, self.W, self.b, self.alpha.new_ones(1))
+        return atom_heads.ensemble(x, self.W, self.b, self.alpha.new_ones(1))
 
     def ensemble(self, x: Tensor) -> Tensor:
         """-E's probabilities, eq. 15 -> (N, C)."""
-        return feddadil.ensemble(x, self.W_k, self.b_k, self.alpha)
+        return atom_heads.ensemble(x, self.W_k, self.b_k, self.alpha)
 
 
 class Dictionary:
@@ -66,7 +66,7 @@ class Dictionary:
         self._coordinates: dict[int, Tensor] = {}
         self._known: list[tuple[Tensor, Tensor]] = []
         self.features = self.encoded(data.x)
-        self.scaling = feddadil.scaling(self.features, task.options.scaling)
+        self.scaling = atom_heads.scaling(self.features, task.options.scaling)
         self.points = self.scaling(self.features)  # (N, d)
         self.spread = float(self.points.var(dim=0, correction=0).sum().clamp(min=1e-12))
 
@@ -199,10 +199,10 @@ class Dictionary:
         b = optimal_transport.barycenter(z, y, alpha, most=o.fixed_points, entropy=o.entropy)
         anchor = self.anchor()
         fitted = (
-            feddadil.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor),
-            feddadil.fit_heads(z, y, o.head_decay, anchor=anchor),
+            atom_heads.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor),
+            atom_heads.fit_heads(z, y, o.head_decay, anchor=anchor),
         )
-        (W, bias), (W_k, b_k) = (feddadil.unscaled(*head, self.scaling) for head in fitted)
+        (W, bias), (W_k, b_k) = (atom_heads.unscaled(*head, self.scaling) for head in fitted)
         return AtomHeads(W, bias, W_k, b_k, alpha, (z, y), b)
 
     def anchor(self) -> tuple[Tensor, Tensor] | None:
@@ -212,7 +212,7 @@ class Dictionary:
         head = self.model.head
         assert isinstance(head, nn.Linear)
         W, b = (a.detach().to(self.points) for a in (head.weight, head.bias))
-        return feddadil.scaled(W, b, self.scaling)
+        return atom_heads.scaled(W, b, self.scaling)
 
     def keepsakes(self, heads: AtomHeads) -> dict[str, np.ndarray]:
         """Return the site's points, the barycenter fitted to them, and the distilled set."""

@@ -15,12 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedda import data, models
-from fedda.algorithms import feddadil
 from fedda.config.sections import Flat
 from fedda.data import digits
 from fedda.errors import RunError
 from fedda.halves import load
-from fedda.maths import optimal_transport
+from fedda.maths import atom_heads, optimal_transport
 from fedda.settings import RunConfig, defaults, lasting
 
 # A single layer with small first weights: KD3A moves it by many norms, so the guard is off.
@@ -208,12 +207,12 @@ class After:
             self.z, self.y, alpha, most=o.fixed_points, entropy=o.entropy
         )
         anchor = self.dictionary(target)[0].anchor()
-        W, bias = feddadil.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor)
-        heads = feddadil.fit_heads(self.z, self.y, o.head_decay, anchor=anchor)
+        W, bias = atom_heads.fit_heads(b.z[None], b.y[None], o.head_decay, anchor=anchor)
+        heads = atom_heads.fit_heads(self.z, self.y, o.head_decay, anchor=anchor)
         p = {
             "FedAvg head": models.predict(self.model, self.tests(target)),
-            "FedDaDiL-R": feddadil.ensemble(tests, W, bias, alpha.new_ones(1)),
-            "FedDaDiL-E": feddadil.ensemble(tests, *heads, alpha),
+            "FedDaDiL-R": atom_heads.ensemble(tests, W, bias, alpha.new_ones(1)),
+            "FedDaDiL-E": atom_heads.ensemble(tests, *heads, alpha),
         }
         return {row: float((q.argmax(dim=1) == labels).float().mean()) for row, q in p.items()}
 

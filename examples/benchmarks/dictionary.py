@@ -43,6 +43,7 @@ from fedda.config.sections import Flat
 from fedda.contrib.lab.comparison.statistics import Values
 from fedda.contrib.lab.comparison.tables import columns
 from fedda.errors import ConfigError
+from fedda.maths import atom_heads
 from fedda.results.escaping import markdown
 from fedda.settings import overrides
 
@@ -153,7 +154,7 @@ def parallel(bench: Bench, args: argparse.Namespace, name: str) -> Rows:
 
 def right(z: Tensor, y: Tensor, points: Tensor, labels: Tensor, decay: float) -> float:
     """Accuracy of a head fitted on (z, y)."""
-    W, b = feddadil.fit_heads(z[None], y[None], decay)
+    W, b = atom_heads.fit_heads(z[None], y[None], decay)
     return float(((points @ W[0].T + b[0]).argmax(dim=1) == labels).float().mean())
 
 

@@ -28,6 +28,7 @@ from fedda.algorithms import fedavg
 from fedda.config.sections import Scalar, Section
 from fedda.maths.average import statistics_of
 from fedda.maths.focus import NOBODY, Form, Value, team_quality, teams_and_shares
+from fedda.maths.moments import mix_moments
 from fedda.maths.schedule import gate as gate
 from fedda.methods import Hop, Method, Phase
 from fedda.wire import MODEL, REFUSED, Number, Part, Rule
@@ -312,61 +313,6 @@ def is_focused(options: Config, kept: float) -> bool:
 def divergence_weights(distance: Tensor, examples: Tensor) -> Tensor:
     """Eq. 6: N_k exp(-d_k) / sum_k N_k exp(-d_k) -> (K,) float64."""
     return (examples.double().log() - distance.double()).softmax(dim=0)
-
-
-def batchnorm_distance(
-    means: Sequence[Tensor],
-    variances: Sequence[Tensor],
-    target_means: Sequence[Tensor],
-    target_variances: Sequence[Tensor],
-) -> Tensor:
-    """Eq. 11 over all layers: |mu - mu_T|^2 + |second - second_T|^2 -> float64 scalar."""
-    total = torch.zeros((), dtype=torch.float64)
-    layers = zip(means, variances, target_means, target_variances, strict=True)
-    for layer in layers:
-        m, v, m_T, v_T = (a.double() for a in layer)
-        second, second_T = v + m**2, v_T + m_T**2
-        total = total.to(m.device) + ((m - m_T) ** 2).sum() + ((second - second_T) ** 2).sum()
-    return total
-
-
-def batchnorm_mmd_loss(
-    mu_T: Sequence[Tensor],
-    second_T: Sequence[Tensor],
-    mu: Sequence[Tensor],
-    second: Sequence[Tensor],
-    alpha: Tensor,
-) -> Tensor:
-    """Eq. 12: sum_l sum_k alpha_k (|mu_T - mu_k|^2 + |second_T - second_k|^2) -> scalar.
-
-    Args:
-        mu_T: per layer (d_l,), mean over the batch of what enters the layer; with gradient.
-        second_T: per layer (d_l,), mean over the batch of its square; with gradient.
-        mu: per layer (K + 1, d_l), the models' means.
-        second: per layer (K + 1, d_l), the models' Var + mean^2.
-        alpha: (K + 1,).
-    """
-    loss = mu_T[0].new_zeros(())
-    for m_T, s_T, m, s in zip(mu_T, second_T, mu, second, strict=True):
-        apart = ((m_T - m) ** 2).sum(dim=1) + ((s_T - s) ** 2).sum(dim=1)  # (K + 1,)
-        loss = loss + alpha.to(apart) @ apart
-    return loss
-
-
-def mix_moments(
-    means: Tensor, variances: Tensor, alpha: Tensor, form: Literal["moments", "linear"] = "moments"
-) -> tuple[Tensor, Tensor]:
-    """Eq. 18 for one layer: moments (K + 1, d) of the models, averaged -> mu (d,), var (d,).
-
-    "linear" averages the variances themselves, as the official code does.
-    """
-    a, m, v = alpha.double().to(means.device), means.double(), variances.double()
-    mu = a @ m
-    var = a @ v
-    if form == "moments":
-        # sum alpha (Var + mu_k^2) - mu^2, written without cancellation: it is never negative.
-        var = var + a @ (m - mu) ** 2
-    return mu.to(means.dtype), var.to(variances.dtype)
 
 
 def mix(models: Sequence[Arrays], alpha: Sequence[float], options: Config) -> Arrays:

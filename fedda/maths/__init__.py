@@ -3,6 +3,7 @@
 coarse              values in fewer bytes: bfloat16, and whole numbers with a scale per row
 average             means of models, also such as lying sites cannot move far
 focus               the quality of each team's consensus, for KD3A's consensus focus
+atom_heads          linear heads fitted on labelled points, for FedDaDiL
 gap                 how tightly features cluster, for FADA's gap statistic
 fourier             multi-kernel MMD by random Fourier features
 optimal_transport   plans and barycenters of labelled points
