@@ -164,6 +164,8 @@ class Method:
         phases: its phases, in order.
         presets: its presets, by the name that `--preset` takes; keys are the method's own, or
             those of a section that all methods share, such as `train.lr`.
+        on_features: the method's own settings where most of the network gives finished features:
+            what it adds to the presets `photos`, `vectors` and `table`.
         stays: a function of the settings: whether the adapted model stays at the target.
         sums: a function of the settings: whether a training sums gradients, if a phase can.
         extend: adds the method's layers to a model, given settings that JSON can hold. The added
@@ -195,6 +197,7 @@ class Method:
     config: type[Section]
     phases: tuple[Phase, ...]
     presets: Presets = field(default_factory=dict)
+    on_features: Mapping[str, Scalar] = field(default_factory=dict, kw_only=True)
     stays: Callable[[Any], bool] = lambda options: False
     sums: Callable[[Any], bool] = lambda options: True
     extend: Callable[[Any, Mapping[str, Any]], None] | None = None
@@ -212,6 +215,7 @@ class Method:
         assert all(isinstance(phase, Phase) for phase in self.phases), "each phase must be a Phase"
         assert self.phases, "a method needs a phase"
         assert isinstance(self.presets, Mapping), "presets must be a dict of settings by name"
+        assert isinstance(self.on_features, Mapping), "on_features must be a dict of settings"
         names = [phase.name for phase in self.phases]
         assert len(set(names)) == len(names), "phases need names of their own"
         assert all(phase.rounds for phase in self.phases[:-1]), "only the last phase is open-ended"

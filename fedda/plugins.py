@@ -419,6 +419,7 @@ def _check_settings(made: Method) -> None:
     for preset in made.presets.values():
         own = {k: v for k, v in preset.items() if full_key(made.name, k) != k}
         validate(made.config, unflatten(own), made.name)
+    validate(made.config, unflatten(made.on_features), made.name)
 
 
 @cache

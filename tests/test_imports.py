@@ -150,7 +150,6 @@ NAMES_METHODS = {
     "fedda/config/__init__.py": "the method of a run that names none",
     "fedda/halves.py": "FedAvg, whose halves others inherit",
     "fedda/cli/demo.py": "a demonstration is of one method",
-    "fedda/settings/presets.py": "values that papers give for their methods",
 }
 
 

@@ -72,7 +72,9 @@ class Config(fedavg.Config):
     pace: float = Field(default=0.5, description="how fast")
 
 PHASES = (Phase("train", {"train": fedavg.TRAIN}),)
-METHOD = Method("tent", "Tent", Config, PHASES, {"paper": {"pace": 0.1}})
+METHOD = Method(
+    "tent", "Tent", Config, PHASES, {"paper": {"pace": 0.1}}, on_features={"pace": 0.9},
+)
 """
 # What such a method declares, so that its gradients and its target's numbers can be attacked.
 STRATEGY = """
@@ -339,6 +341,14 @@ def test_settings_of_an_added_method_are_like_all_others(install: Install) -> No
     assert 'tent.weighting = "examples"\ntent.pace = 0.5' in bundle.config_table()
     assert overrides("tent", ["pace=0.25"]) == {"tent.pace": 0.25}
     assert presets.settings("tent", ["paper"]) == {"tent.pace": 0.1}
+    for name in presets.STARTS:
+        chosen = presets.settings("tent", [name])
+        assert chosen["tent.pace"] == 0.9 and chosen["tent.weighting"] == "uniform"
+    assert "tent.pace" not in presets.settings("tent", ["digit5"])
+    features = {"method": "fedavg"} | {
+        k: v.value for k, v in presets.for_all("table", ["tent"]).items()
+    }
+    assert not RunConfig.parse(features).idle  # a comparison's preset is of all its methods
     config = RunConfig.parse({"method": "tent", "tent.pace": 0.25})
     task = config.task("tent", 0, SHAPE, ("a", "b"), 2)
     assert Task.parse(task.flat()).options.pace == 0.25
@@ -447,6 +457,8 @@ def test_an_added_strategy_may_return_its_arrays_in_any_order_and_precision(
         ('"Tent"', "7", "its title is 7"),
         (",)\n", ")\n", "a tuple of Phase"),
         ('{"paper": {"pace": 0.1}}', '["paper"]', "presets must be a dict"),
+        ('{"pace": 0.9}', '{"pause": 0.9}', "no setting 'tent.pause'"),
+        ('{"pace": 0.9}', "0.9", "on_features must be a dict"),
     ],
 )
 def test_a_method_that_cannot_be_loaded_is_named_and_left_out(

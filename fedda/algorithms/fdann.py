@@ -93,4 +93,9 @@ def reverses(options: Config) -> discriminators.Loss:
     return "grl"
 
 
-METHOD = Method("fdann", "f-DANN", Config, (ALIGN,), PRESETS, loss=reverses)
+# As in the paper: where features are finished, what the encoder can learn is one layer.
+ON_FEATURES: dict[str, Scalar] = {"reversal.strength": 1.0}
+
+METHOD = Method(
+    "fdann", "f-DANN", Config, (ALIGN,), PRESETS, on_features=ON_FEATURES, loss=reverses
+)

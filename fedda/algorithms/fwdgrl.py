@@ -51,5 +51,6 @@ METHOD = Method(
     Config,
     (fdann.ALIGN,),
     PRESETS,
+    on_features=fdann.ON_FEATURES,
     loss=lambda options: "wassda",
 )

@@ -1,7 +1,7 @@
 """Presets: named groups of settings, from the papers, for a benchmark or for a method.
 
     start       model, input and schedule for data of your own, for any method: `photos`, `vectors`,
-                and `table`, for numbers with gaps
+                and `table`, for numbers with gaps; a method's `on_features` adds its own
     benchmark   the same for a published data set, for any method: the table below
     method      settings of the method, `PRESETS` of its module, such as `paper` and `official`
 
@@ -101,13 +101,6 @@ HEADS: Preset = {
     "model.dropout": Given(0.5, OURS),
     "fedavg.weighting": Given("uniform", "ours: small sources may be nearest to the target"),
     "kd3a.focus-by-examples": Given(False, "ours: as for fedavg.weighting; KD3A's code"),
-    **{
-        f"{method}.reversal.strength": Given(1.0, "its paper; the encoder is one layer here")
-        for method in ("fdann", "fwdgrl", "fdan")
-    },
-    "autodial.schedule": Given("constant", "its paper, whose networks are pretrained, too"),
-    "mdan.mu": Given(1.0, "ours: as those; with .01 it cost 1.3 points (amazon, seeds 10 and 11)"),
-    "fada.weights.alignment": Given(1.0, "ours: as those; .01 cost 1.5 points (amazon, seed 10)"),
     "rounds": Given(60, OURS),
     "train.steps": Given(0, "ours: a pass a round"),
     "train.batch-size": Given(64, "ours: as many as a site lets a step have by default"),
@@ -233,21 +226,25 @@ def table(method: str) -> dict[str, Preset]:
 def for_all(name: str, methods: Iterable[str]) -> Preset:
     """A start's or benchmark's values, those for FedAvg also for methods with FedAvg's settings.
 
-    Those of a method that is not installed are left out.
+    A start has also what each of the methods declares as its own `on_features`.
     """
-    known, every = {*plugins.methods()} | plugins.SECTIONS, FOR_ALL[name].items()
-    preset = {k: v for k, v in every if "." not in k or k.partition(".")[0] in known}
+    preset, mark = dict(FOR_ALL[name]), f"{REFERENCE}."
     fedavg = plugins.method(REFERENCE).config
-    heirs = [m for m in methods if issubclass(plugins.method(m).config, fedavg)]
-    mark = f"{REFERENCE}."
-    own = {k.removeprefix(mark): v for k, v in preset.items() if k.startswith(mark)}
-    return {f"{m}.{k}": v for m in heirs for k, v in own.items()} | preset
+    averaged = {k.removeprefix(mark): v for k, v in preset.items() if k.startswith(mark)}
+    for each in map(plugins.method, methods):
+        own = averaged if issubclass(each.config, fedavg) else {}
+        if name in STARTS:
+            ours = f"{each.name}'s own, where features are finished"
+            own = own | {k: Given(v, ours) for k, v in each.on_features.items()}
+        preset = {f"{each.name}.{k}": v for k, v in own.items()} | preset
+    return preset
 
 
 def gives(key: str, value: Scalar) -> bool:
     """Whether some start or benchmark has this value of a method's setting."""
-    keys = key, f"{REFERENCE}.{key.partition('.')[2]}"
-    return any(p[k].value == value for p in FOR_ALL.values() for k in keys if k in p)
+    method, _, own = key.partition(".")
+    given = [p[k] for p in FOR_ALL.values() for k in (key, f"{REFERENCE}.{own}") if k in p]
+    return value in (*(g.value for g in given), plugins.method(method).on_features.get(own))
 
 
 def settings(method: str, chosen: Sequence[str]) -> Flat:

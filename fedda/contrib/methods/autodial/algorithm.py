@@ -186,6 +186,7 @@ METHOD = Method(
     Config,
     (Phase("align", {"train": TRAIN}),),
     PRESETS,
+    on_features={"schedule": "constant"},  # as its paper, whose networks are pretrained, too
     extend=extend,
     extension=lambda options: {},
     batchnorm=True,

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from pydantic import Field, field_validator
 
 from fedda.adversarial.discriminators import CLIPPED, Reversal
-from fedda.algorithms import fedavg
+from fedda.algorithms import fdann, fedavg
 from fedda.config.sections import Scalar
 from fedda.methods import Method, Phase
 from fedda.wire import LOSS, MODEL, SECONDS, STEPS, Number, Part, Rule
@@ -114,4 +114,5 @@ METHOD = Method(
         ),
     ),
     PRESETS,
+    on_features=fdann.ON_FEATURES,
 )
