@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,16 @@ def all_packages() -> Iterator[None]:
     plugins.restrict(ANY)
     yield
     plugins.restrict(ANY)
+
+
+@pytest.fixture(autouse=True)
+def own_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Forget what a test imported from its own folder: the next may write others of these names."""
+    own = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for name, module in list(sys.modules.items()) if own else []:
+        if str(getattr(module, "__file__", "")).startswith(f"{own}{os.sep}"):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session", autouse=True)

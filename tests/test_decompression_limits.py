@@ -44,8 +44,8 @@ def test_a_table_of_one_text_many_times_is_refused(
             out.write_table(blank, max_chunksize=10)
     assert file.stat().st_size < 400_000
     wanted = ("path", "label", "image")
-    # The column takes 4 GB. How much of it is there at once depends on Arrow's allocator and on what
-    # the process has read before: 60 to 130 MB were seen.
+    # The column takes 4 GB. How much of it is there at once depends on Arrow's allocator and on
+    # what the process has read before: 60 to 130 MB were seen.
     with peak(300), pytest.raises(DataError, match="grows to more than 500 times its size"):
         columns.read(file, wanted)
 

@@ -133,7 +133,7 @@ def open_table(path):
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Puts a package with entry points on the path, as pip would; it is gone after the test."""
-    site, before = tmp_path / "site-packages", set(sys.modules)
+    site = tmp_path / "site-packages"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
 
@@ -154,9 +154,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     yield add
     plugins.restrict(ANY)
     plugins.forget()
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(site)):
-            del sys.modules[name]
 
 
 def add_tent(install: Install, **changed: str) -> None:

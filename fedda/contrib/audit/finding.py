@@ -81,8 +81,8 @@ REMARKS = {
     "{threshold:.1f} dB, what one image in a hundred reaches by guesses: other images of the same "
     "data and their mean. The attacker is a server that knows the labels and asks for one step, of "
     "the run's last model or of one after a first epoch.",
-    "membership": "Membership: {shadows:.0f} models, each trained with privacy.noise={noise:g} for "
-    "{epochs:.0f} epochs on another half of {examples:,.0f} examples, without the other sites. The "
+    "membership": "Membership: {shadows:.0f} models, each trained with privacy.noise={noise:g} and "
+    "epochs={epochs:.0f} on another half of {examples:,.0f} examples, without the other sites. The "
     "attacker knows all examples; a mean over several sites tells less.",
     "shares": "Class shares: {sites:.0f} made sites of {examples:.0f} examples; error 0 if all "
     "shares are known, 1 if entirely wrong.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedda.contrib.audit.finding import FORMS, HEADS, Audits, Finding, parse
 from fedda.results import read
-from fedda.results.read import human
+from fedda.results.read import counted, human
 
 from .document import document
 from .html import Html, e, grid, note, section, table
@@ -140,7 +140,7 @@ def open_risks(
     epochs, made = options.get("epochs", 0), options.get("epochs-of-the-run", 0)
     if epochs < made:
         risks.append(
-            f"Membership was measured on models of {epochs} epochs, and the run made {made}: its "
+            f"Membership was measured on models of {counted(epochs, 'epoch')}, and the run made {made}: its "
             "own models may tell more."
         )
     missing = [name for name in ATTACKS if name not in {f.attack for f in found}]
