@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from fedda.data import columns, naming, npy
-from fedda.data.categories import IMAGE_ENDINGS, ColumnCells, Texts, number, taken
+from fedda.data.categories import Texts, taken
+from fedda.data.column_cells import IMAGE_ENDINGS, ColumnCells, number
 from fedda.data.columns import IMAGES, KEYS, headings, samples_of
 from fedda.data.form import Reading
 from fedda.data.naming import listed, plain

@@ -197,8 +197,8 @@ class Model:
         from fedda.data.own_columns import own_columns
         from fedda.data.sets import Unlabelled
 
-        from .own_data import images as as_images
-        from .own_data import in_order
+        from .program_inputs import images as as_images
+        from .program_inputs import in_order
 
         shape, resize, *_, columns = self._inputs
         reading = Reading().of_model(self._inputs)
@@ -236,7 +236,7 @@ def one_or_several(images: Any, shape: tuple[int, ...]) -> Any:
     Raises:
         DataError: they could be one image as well as several.
     """
-    from .own_data import as_array
+    from .program_inputs import as_array
 
     array = as_array(images)
     if len(shape) != 3 or array.ndim == 1:
