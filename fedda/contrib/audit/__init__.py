@@ -1,6 +1,7 @@
 """Attacks on what leaves a site, tried on the site's own data.
 
 attacks       the command
+attacker      tries them on one run and one site, and writes what they find
 prove         the evidence that it writes
 gradients     features from the gradients of a discriminator
 privacy       the differential privacy that noise on exchanged gradients gives
