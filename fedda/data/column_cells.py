@@ -1,7 +1,6 @@
 """The cells of a table's column, whatever holds the table: numbers, gaps, or a few texts.
 
-A text becomes its number among the column's texts in their order, by plain names: case, spaces and
-a number's zeros make no difference. `fedda.data.categories` codes them as a run lists them.
+A text becomes its number among the column's texts; `fedda.data.categories` says what for.
 """
 
 import math

@@ -35,7 +35,7 @@ from fedda.data.form import Reading
 from fedda.data.naming import listed, plain
 from fedda.data.npz import Npz
 from fedda.data.odd_values import OddColumns
-from fedda.data.which_files import FILES, SPLITS, Inside, NamedFiles, parts_of
+from fedda.data.which_files import FILES, ODD_SPLIT, SPLITS, Inside, NamedFiles, parts_of
 from fedda.errors import DataError
 
 _SPECTRUM = 8  # columns of which names that are numbers and rise are wavelengths or the like
@@ -213,8 +213,7 @@ class NumberTable(Npz):
         if odd and not self._reading_of.split:
             raise DataError(
                 f"{self.path} has the split {splits[odd[0]]!r} in row "
-                f"{int(np.argmax(which == odd[0])) + 1}: train or test is needed in each row, or "
-                "name the split to train on with --split"
+                f"{int(np.argmax(which == odd[0])) + 1}: {ODD_SPLIT}"
             )
         return {str(splits[i]): i for i in sorted(range(len(splits)), key=lambda i: str(splits[i]))}
 

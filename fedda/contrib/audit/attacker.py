@@ -63,7 +63,6 @@ class Attacker:
 
     def update(self, trials: int, steps: int) -> None:
         """Attack a model's update."""
-        from fedda.contrib.audit import drawings
         from fedda.contrib.audit import update as attack
 
         note = _paced("recovering images from updates")
@@ -72,7 +71,7 @@ class Attacker:
         )
         self.found.append(found)
         if pictures:
-            drawings.pairs(pictures, self.home / PICTURES)
+            attack.draw(pictures, self.home / PICTURES)
             self._pictures = True
 
     def membership(self, shadows: int, epochs: int) -> None:
@@ -134,8 +133,7 @@ class Attacker:
             _print(self.found)
         echo(f"audit: {path}; fedda report shows it", err=as_json)
         if self._pictures:
-            shown = self.home / PICTURES
-            echo(f"pictures: {shown}; they show images of this site", err=as_json)
+            echo(f"pictures: {self.home / PICTURES}; they show images of this site", err=as_json)
 
 
 def _say(text: str) -> None:
