@@ -211,10 +211,8 @@ class NumberTable(Npz):
         train = self._reading_of.split or "train"
         odd = [place for place, each in enumerate(splits) if each not in (*SPLITS, train)]
         if odd and not self._reading_of.split:
-            raise DataError(
-                f"{self.path} has the split {splits[odd[0]]!r} in row "
-                f"{int(np.argmax(which == odd[0])) + 1}: {ODD_SPLIT}"
-            )
+            its, row = splits[odd[0]], int(np.argmax(which == odd[0])) + 1
+            raise DataError(f"{self.path} has the split {its!r} in row {row}: {ODD_SPLIT}")
         return {str(splits[i]): i for i in sorted(range(len(splits)), key=lambda i: str(splits[i]))}
 
     def _is_in(self, key: str, first: int = 0, last: int | None = None) -> np.ndarray | None:

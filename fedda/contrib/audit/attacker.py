@@ -125,8 +125,7 @@ class Attacker:
         for audit in self.found:
             audit.settings.update(self.about)
         found = {audit.attack: audit.to_json() for audit in self.found}
-        table = (read_table(path) if path.is_file() else {}) | found
-        put(path, json.dumps(table, indent=1))
+        put(path, json.dumps(read_table(path) | found, indent=1))
         if as_json:
             print_json(found)
         else:

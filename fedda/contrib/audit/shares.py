@@ -102,8 +102,11 @@ def leaked(subject: Subject, *, sites: int = 30, seed: int = 0) -> Audit:
     others, true = made_sites(subject, order[half:], sites, n, seed, "site")
     new, batch = subject.fresh(seed_for(seed, "shares")), subject.train.batch_size
     found: dict[str, dict[str, float]] = {}
-    tries = ("step", new, n), ("first", new, batch), ("last", subject.model, batch)
-    for what, start, size in tries:
+    for what, start, size in (
+        ("step", new, n),
+        ("first", new, batch),
+        ("last", subject.model, batch),
+    ):
         changes = [change(subject, start, chosen, shown, size) for chosen in own]
         seen = torch.stack([change(subject, start, chosen, shown, size) for chosen in others])
         predict = fit(torch.stack(changes), known)
