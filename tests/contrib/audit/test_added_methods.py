@@ -11,9 +11,9 @@ from tests.test_plugins import ALGORITHM, Install, add_tent, install
 __all__ = ["install"]  # a fixture
 
 ATTACKED = ALGORITHM.replace(
-    "0.1}}, ",
+    "0.1}})",
     "0.1}}, vote=lambda o, p: o.pace * p.amax(dim=2).mean(dim=0),"
-    ' loss=lambda o: "cada", windows=lambda o, about: 7 * about.sites, ',
+    ' loss=lambda o: "cada", windows=lambda o, about: 7 * about.sites)',
 ).replace(
     'how fast")\n',
     "how fast\")\n    discriminator: DiscriminatorConfig = DiscriminatorConfig(sizes='5')\n",
