@@ -9,11 +9,16 @@ the very modules that the program itself uses: `from fedda.strategies.base impor
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from fedda.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedda.methods import PartName, Phase
 
 HERE = Path(__file__).resolve().parent
 IN_WHEEL = (HERE / "clients").is_dir()
@@ -37,6 +42,43 @@ def load_half(folder: Folder, method: str) -> ModuleType:
     """Import a method's half, or FedAvg's where the method needs none of its own."""
     own = ROOT / folder / f"{method}.py"
     return load(folder, method if own.is_file() else REFERENCE)
+
+
+def check(phases: "Sequence[Phase]", strategy: Any, client: "Callable[[PartName], Any]") -> None:
+    """Check that a method's halves have all that its phases need.
+
+    Args:
+        phases: of the method.
+        strategy: the class of its server half.
+        client: the class of each part at a site.
+
+    Raises:
+        ConfigError: a class is of another kind, or lacks the function of a hop; the error names it.
+    """
+    _check_class(strategy, "strategies", "FedDA")
+    _check_class(client("target"), "clients", "Client")  # every method is tested
+    for phase in phases:
+        for hop, parts in phase.hops.items():
+            for part in parts:
+                kind = client(part)
+                _check_class(kind, "clients", "Client")
+                if not callable(getattr(kind, hop, None)):
+                    raise ConfigError(
+                        f"{_called(kind)} has no function '{hop}', for which the phase "
+                        f"'{phase.name}' asks a {part}."
+                    )
+
+
+def _check_class(kind: Any, folder: Folder, base: str) -> None:
+    wanted = getattr(load(folder, "base"), base)
+    if not (isinstance(kind, type) and issubclass(kind, wanted)):
+        raise ConfigError(f"{_called(kind)} is not derived from fedda.{folder}.base.{base}.")
+
+
+def _called(kind: Any) -> str:
+    if not isinstance(kind, type):
+        return repr(kind)[:80]
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def name_as_in_wheel() -> None:

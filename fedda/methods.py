@@ -14,10 +14,14 @@ named after the part and its function after the hop: a request `adapt` to a `col
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedda.config import MOST_SHRINKING, NEW_LAYERS, ModelConfig, TrainConfig
-from fedda.config.sections import Scalar, Section
+from fedda.config.sections import Scalar, Section, flatten, unflatten, validate
 from fedda.errors import ConfigError
 from fedda.wire import TEST, Part
 from fedda.wire.packing import Kind, Manifest
@@ -29,6 +33,11 @@ PartName = Literal["source", "target", "collaborator"]
 Hop = Mapping[PartName, Part]
 Layouts = Callable[[Any, Manifest], Mapping[str, Manifest]]
 Presets = Mapping[str, Mapping[str, Scalar]]
+# A run's settings beside those of its method.
+SECTIONS = frozenset(
+    {"run", "input", "model", "privacy", "train", "wire", "wait", "guard", "exchange", "track"}
+    | {"refine"}
+)
 MODELS = {Kind.MODEL, Kind.MASKED, Kind.SEALED}
 Signature = Callable[["Tensor"], "Tensor"]  # indices of a site's examples -> what they tell (D,)
 
@@ -317,3 +326,37 @@ def read_schedule(method: Method, text: str) -> tuple[Stage, ...]:
         stages.append(Stage(method.phase(name), first, first + int(count) - 1))
         first += int(count)
     return tuple(stages)
+
+
+def check_added(package: Any, point: EntryPoint) -> None:
+    """Check the `METHOD` of another package, whose settings every run holds.
+
+    Args:
+        package: what its entry point names.
+        point: that entry point, whose name is the method's.
+
+    Raises:
+        ConfigError: there is none, or something about it is not as it must be.
+    """
+    if not isinstance(package, ModuleType) or not hasattr(package, "__path__"):
+        raise ConfigError(f"{point.value} is not a package with a module 'algorithm'.")
+    module = f"{package.__name__}.algorithm"
+    if find_spec(module) is None:
+        raise ConfigError(f"{package.__name__} has no module 'algorithm'.")
+    made = getattr(import_module(module), "METHOD", None)
+    if not isinstance(made, Method):
+        raise ConfigError(f"{module} has no METHOD, a fedda.methods.Method.")
+    if made.name != point.name:
+        raise ConfigError(f"the METHOD of {module} is named '{made.name}'.")
+    if not isinstance(made.title, str):
+        raise ConfigError(f"its title is {made.title!r}; it must be a text.")
+    if not (isinstance(made.config, type) and issubclass(made.config, Section)):
+        raise ConfigError("its config is not a class derived from fedda.config.sections.Section.")
+    defaults = flatten(validate(made.config, {}, made.name).model_dump(by_alias=True))
+    odd = [key for key, value in defaults.items() if not isinstance(value, Scalar)]
+    if odd:
+        raise ConfigError(f"the default of '{odd[0]}' is not a text, number or truth value.")
+    for preset in made.presets.values():
+        own = {k: v for k, v in preset.items() if k.partition(".")[0] not in SECTIONS}
+        validate(made.config, unflatten(own), made.name)
+    validate(made.config, unflatten(made.on_features), made.name)

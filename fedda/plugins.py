@@ -45,7 +45,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -55,25 +55,15 @@ from typing import Any, Literal, get_args
 
 from fedda import algorithms, halves
 from fedda.config import AUGMENTATIONS, NETWORKS
-from fedda.config.sections import Scalar, Section, flatten, unflatten, validate
 from fedda.errors import ConfigError, FeddaError, PolicyError, RunError
-from fedda.methods import Method, PartName
-from fedda.ops.distributions import ANY, check_allowed
+from fedda.methods import SECTIONS, Method, PartName, check_added
+from fedda.ops.distributions import ANY, OWN, check_allowed, origin_of
 
 Group = Literal[
-    "methods",
-    "models",
-    "data",
-    "images",
-    "arrays",
-    "augment",
-    "commands",
-    "listeners",
-    "pages",
+    "methods", "models", "data", "images", "arrays", "augment", "commands", "listeners", "pages"
 ]
 Half = Literal["strategies", "clients"]
 
-OWN = "fedda"  # where fedda's own methods come from
 MODULES: dict[Half, str] = {"strategies": "strategy", "clients": "client"}
 KINDS: dict[Group, str] = {
     "methods": "method",
@@ -88,10 +78,6 @@ KINDS: dict[Group, str] = {
 }
 
 # Names that no method may have: a run's other settings, and `none`, a value of --baseline.
-SECTIONS = frozenset(
-    {"run", "input", "model", "privacy", "train", "wire", "wait", "guard", "exchange", "track"}
-    | {"refine"}
-)
 TAKEN = SECTIONS | {"method", "rounds", "sources-per-round", "secure", "hidden", "options", "none"}
 METHOD_NAME = r"[a-z][a-z0-9-]{0,39}"
 NETWORK_NAME = r"[\w.:-]{1,100}"  # what `model.name` and `train.augment` take
@@ -201,19 +187,7 @@ def check(name: str) -> None:
     Raises:
         ConfigError: a class or function is missing; the error names it.
     """
-    _check_class(strategy(name), "strategies", "FedDA")
-    _check_class(client(name, "target"), "clients", "Client")  # every method is tested
-    about = method(name)
-    for phase in about.phases:
-        for hop, parts in phase.hops.items():
-            for part in parts:
-                kind = client(name, part)
-                _check_class(kind, "clients", "Client")
-                if not callable(getattr(kind, hop, None)):
-                    raise ConfigError(
-                        f"{_called(kind)} has no function '{hop}', for which the phase "
-                        f"'{phase.name}' asks a {part}."
-                    )
+    halves.check(method(name).phases, strategy(name), partial(client, name))
 
 
 def origin(name: str) -> str:
@@ -341,14 +315,11 @@ def forget() -> None:
     _half.cache_clear()
 
 
-# ---- loading ------------------------------------------------------------------------------------
-
-
 @cache
 def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
     good: dict[str, Installed] = {}
     bad: list[Broken] = []
-    points = [(_origin(point), point) for point in entry_points(group=f"fedda.{group}")]
+    points = [(origin_of(point), point) for point in entry_points(group=f"fedda.{group}")]
     for origin, point in sorted(points, key=lambda p: (p[0] != OWN, p[1].name, p[1].value)):
         try:
             if point.name in good:
@@ -361,13 +332,6 @@ def _scan(group: Group) -> tuple[dict[str, Installed], tuple[Broken, ...]]:
             stopped = isinstance(error, PolicyError)
             bad.append(Broken(group, point.name, origin, _why(error), stopped))
     return good, tuple(bad)
-
-
-def _origin(point: EntryPoint) -> str:
-    package = point.dist
-    if package is None:
-        return "an unknown package"
-    return OWN if package.name == OWN else f"{package.name} {package.version}"
 
 
 def _check_name(group: Group, name: str) -> None:
@@ -385,41 +349,10 @@ def _check_name(group: Group, name: str) -> None:
 def _load(group: Group, point: EntryPoint, origin: str) -> Installed:
     value = point.load()
     if group == "methods":
-        made = _method_of(value, point)
-        _check_settings(made)
+        check_added(value, point)
     elif not callable(value):
         raise ConfigError(f"{point.value} is not a function.")
     return Installed(point.name, origin, value, _first_line(value))
-
-
-def _method_of(package: Any, point: EntryPoint) -> Method:
-    if not isinstance(package, ModuleType) or not hasattr(package, "__path__"):
-        raise ConfigError(f"{point.value} is not a package with a module 'algorithm'.")
-    module = f"{package.__name__}.algorithm"
-    if find_spec(module) is None:
-        raise ConfigError(f"{package.__name__} has no module 'algorithm'.")
-    made = getattr(import_module(module), "METHOD", None)
-    if not isinstance(made, Method):
-        raise ConfigError(f"{module} has no METHOD, a fedda.methods.Method.")
-    if made.name != point.name:
-        raise ConfigError(f"the METHOD of {module} is named '{made.name}'.")
-    return made
-
-
-def _check_settings(made: Method) -> None:
-    """Check a method's settings: every run holds them, even one that does not train the method."""
-    if not isinstance(made.title, str):
-        raise ConfigError(f"its title is {made.title!r}; it must be a text.")
-    if not (isinstance(made.config, type) and issubclass(made.config, Section)):
-        raise ConfigError("its config is not a class derived from fedda.config.sections.Section.")
-    defaults = flatten(validate(made.config, {}, made.name).model_dump(by_alias=True))
-    odd = [key for key, value in defaults.items() if not isinstance(value, Scalar)]
-    if odd:
-        raise ConfigError(f"the default of '{odd[0]}' is not a text, number or truth value.")
-    for preset in made.presets.values():
-        own = {k: v for k, v in preset.items() if full_key(made.name, k) != k}
-        validate(made.config, unflatten(own), made.name)
-    validate(made.config, unflatten(made.on_features), made.name)
 
 
 @cache
@@ -448,18 +381,6 @@ def _member(folder: Half, name: str, wanted: str) -> Any:
             f"fedda.{folder}.{halves.REFERENCE}."
         )
     return member
-
-
-def _check_class(kind: Any, folder: Half, base: str) -> None:
-    wanted = getattr(halves.load(folder, "base"), base)
-    if not (isinstance(kind, type) and issubclass(kind, wanted)):
-        raise ConfigError(f"{_called(kind)} is not derived from fedda.{folder}.base.{base}.")
-
-
-def _called(kind: Any) -> str:
-    if not isinstance(kind, type):
-        return repr(kind)[:80]
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _first_line(thing: Any) -> str:

@@ -18,15 +18,7 @@ from fedda.data.load import (
     verify,
 )
 from fedda.data.reader import Reader
-from fedda.data.sets import (
-    Description,
-    Examples,
-    Labelled,
-    Role,
-    Unlabelled,
-    align,
-    poison,
-)
+from fedda.data.sets import Description, Examples, Labelled, Role, Unlabelled, align, poison
 
 __all__ = [
     "Cache",

@@ -8,7 +8,7 @@ Two values become one column, 0 and 1 in their order; more become a column each,
 value. Sites may write a value in different ways, which a slash separates. The names of coded
 columns say all of it, so a training's task and a model's file need no
 more to code another table. Case, spaces and a number's zeros make no difference. Until then a text
-is the number of it among those of its own file (`ColumnCells`), which never leaves the site.
+is the number of it among those of its own file (`column_cells`), which never leaves the site.
 """
 
 import logging
@@ -16,114 +16,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedda.config.inputs import spellings
-from fedda.data.naming import NOTHING, escaped, is_several, listed, option, plain
-from fedda.data.samples import EXTENSIONS
+from fedda.data.column_cells import GAPS, MOST, number
+from fedda.data.naming import escaped, listed, option, plain
 from fedda.errors import DataError
 
-MOST = 64  # different texts of a column; of more they are names or notes
 FEW_NUMBERS = 16  # different numbers of a column that mean kinds; of more they are measurements
 LEAVING = "or leave these columns out with --columns values=age+weight"
-IMAGE_ENDINGS = tuple(EXTENSIONS)  # such a text names a file, and no kind of thing
 Texts = Mapping[str, Sequence[str]]  # the texts of columns, in the order of their numbers
 
-_GAPS = {"", ".", *NOTHING}
 _BOOLEANS = {"false": 0.0, "true": 1.0}  # texts in one file are numbers in another's
 _DATE = re.compile(r"\d{1,4}([-./])\d\d?\1\d{1,4}([ t].*)?")  # of a plain name
-_APART = frozenset(",|")  # what separates values in a run's list
 
 logger = logging.getLogger("fedda.data")
-
-
-def number(value: Any) -> float | None:
-    """A cell's number, NaN where it is a gap; None if it is neither.
-
-    1_7 is a code, such as of a ward and a bed, though Python takes it for 17.
-    """
-    try:
-        if not _is_code(value):
-            return float(value)
-    except (TypeError, ValueError):
-        if value is None or str(value).strip().lower() in _GAPS:  # also pandas' NA and NaT
-            return math.nan
-    return None
-
-
-def _is_code(value: Any) -> bool:
-    return (isinstance(value, str) and "_" in value) or (isinstance(value, bytes) and b"_" in value)
-
-
-class ColumnCells:
-    """What a column's cells are, some at a time: numbers, or a few texts, each of which is one.
-
-    Attributes:
-        odd: the index of the first cell that is no number, and that cell, if they are neither.
-    """
-
-    def __init__(self) -> None:
-        self.odd: tuple[int, Any] | None = None
-        self._count, self._has_numbers = 0, False
-        self._first: tuple[int, Any] | None = None  # cell that is no number
-        self._plain: dict[str, str] = {}  # the plain name of each text
-        self._texts: dict[str, str] = {}  # the last text of each plain name
-
-    def add(self, values: Sequence[Any] | np.ndarray) -> None:
-        """Look at further cells."""
-        numbers = _numbers(values)
-        if isinstance(numbers, np.ndarray):
-            self._has_numbers |= not np.isnan(numbers).all()
-        else:
-            self._has_numbers |= any(n is not None and not math.isnan(n) for n in numbers)
-            texts = {i: values[i] for i, each in enumerate(numbers) if each is None}
-            i, cell = next(iter(texts.items()))
-            self._first = self._first or (self._count + i, cell)
-            if not self.odd:
-                self._add_texts(texts.values())
-        self._count += len(values)
-        if self._first and (self._has_numbers or len(self._texts) > MOST):
-            self.odd = self._first
-
-    def _add_texts(self, cells: Iterable[Any]) -> None:
-        for cell in cells:
-            text = _text(cell)
-            if text not in self._plain:
-                if is_several(cell) or _APART & {*text} or text.lower().endswith(IMAGE_ENDINGS):
-                    self.odd = self._first
-                    return
-                self._plain[text] = plain(text)
-            self._texts[self._plain[text]] = text
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts, in the order of their numbers; none where all cells are numbers."""
-        return tuple(self._texts[key] for key in sorted(self._texts))
-
-    def numbers(self, values: Sequence[Any] | np.ndarray) -> np.ndarray:
-        """Cells that were looked at, as numbers, NaN at gaps -> float64 (n,)."""
-        found = _numbers(values)
-        if isinstance(found, np.ndarray):
-            return found
-        place = {key: float(i) for i, key in enumerate(sorted(self._texts))}
-        cells = zip(found, values, strict=True)
-        return np.array([place[self._plain[_text(v)]] if n is None else n for n, v in cells])
-
-
-def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray | list[float | None]:
-    """Cells as numbers, NaN at gaps -> float64 (n,); where some are neither, `number` of each."""
-    if isinstance(values, np.ndarray):
-        return values
-    with suppress(TypeError, ValueError):
-        if not any(map(_is_code, values)):
-            return np.fromiter(map(float, values), np.float64, len(values))
-    found = [number(value) for value in values]
-    return found if None in found else np.array(found, np.float64)
 
 
 def together(texts: Texts, undecided: Collection[str] = ()) -> str:
@@ -164,7 +73,7 @@ def coded(columns: Sequence[str], declared: Texts) -> tuple[str, ...]:
             " or none: take its name from the files' first row"
         )
     for name, values in declared.items():
-        if gap := next((name for name in spellings(*values) if name.lower() in _GAPS), ""):
+        if gap := next((name for name in spellings(*values) if name.lower() in GAPS), ""):
             raise DataError(
                 f"input.categories lists '{gap}' of the column {escaped(name)}, which means in "
                 "tables that there is none: leave it out, or give it another name in the files"
@@ -235,8 +144,7 @@ class Coding:
             if count and not self._fills:
                 raise _unlisted(self._where, column, count)
             if count:
-                said = _said(self._where, column, count)
-                logger.warning("%s: missing there", said)
+                logger.warning("%s: missing there", _said(self._where, column, count))
 
     def _kinds(self, column: str, before: Tensor, x: Tensor) -> Tensor:
         """A column's different numbers so far, without gaps."""
@@ -403,9 +311,3 @@ def _parted(name: str) -> tuple[str, list[str]]:
     """Column and values of a coded column's name."""
     column, _, values = name.partition("=")
     return column, values.split("|")
-
-
-def _text(value: Any) -> str:
-    """A cell's text, in one line."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return " ".join(text.split())

@@ -151,18 +151,17 @@ def describe(path: str | Path, role: Role, reading: Reading = AS_IT_IS) -> Descr
     if role not in get_args(Role):
         raise ConfigError(f"the role {role!r} is unknown: give source or target")
     found = open_site(path, reading).describe(role)
-    idle = _idle(found, reading)
-    return replace(found, warnings=(*found.warnings, idle)) if idle else found
+    return replace(found, warnings=(*found.warnings, *_idle(found, reading)))
 
 
-def _idle(found: Description, reading: Reading) -> str:
-    """A warning about what is said of gray where there is none of more than 8 bits; else empty."""
+def _idle(found: Description, reading: Reading) -> list[str]:
+    """A warning about what is said of gray where there is none of more than 8 bits; else none."""
     said = [f"--gray-bits {reading.gray_bits}"] if reading.gray_bits else []
     said += [f"the window {reading.window}"] if reading.gray.window is not None else []
     if not said or found.gray:
-        return ""
+        return []
     what = "images of 8 bits" if found.kind == "image" else "vectors"
-    return f"{' and '.join(said)} does not apply, as these are {what}: they are read as they are"
+    return [f"{' and '.join(said)} does not apply, as these are {what}: they are read as they are"]
 
 
 def verify(
@@ -209,10 +208,7 @@ def _verified(
     else:
         # Reduced to a few pixels each, images are decoded in full but do not fill the memory.
         size = 8 if found.kind == "image" and found.path.is_dir() else 0
-        gray = reading.gray
-        if found.needs_window and gray.window is None:
-            gray = gray._replace(window=(0, 1))  # only a run says which; here files are but tried
-        form = Form(size=size, gray=gray, notice=odd.append)
+        form = Form(size=size, gray=reading.gray.to_try(found.needs_window), notice=odd.append)
         site.source(form, progress) if role == "source" else site.target(form, progress)
         site.evaluation(form, progress)
     odd = odd[:1]
@@ -288,14 +284,10 @@ def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
 def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
     """A folder of images, an .npz file or what a reader of another package takes, from its path."""
     path = Path(path)
-    if not path.exists():
-        raise DataError(
-            f"{path} does not exist: give a folder of images, an .npz file, or a folder with one"
-        )
     if not path.is_file() and not path.is_dir():
+        what = "is a pipe or a device" if path.exists() else "does not exist"
         raise DataError(
-            f"{path} is a pipe or a device: give a folder of images, an .npz file, or a folder "
-            f"with one"
+            f"{path} {what}: give a folder of images, an .npz file, or a folder with one"
         )
     inside = Inside(path, reading.follow_links)
     if path.is_file() and path.suffix.lower() == ".npz":

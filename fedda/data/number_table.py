@@ -28,13 +28,14 @@ import torch
 from torch import Tensor
 
 from fedda.data import columns, naming, npy
-from fedda.data.categories import IMAGE_ENDINGS, ColumnCells, Texts, number, taken
+from fedda.data.categories import Texts, taken
+from fedda.data.column_cells import IMAGE_ENDINGS, ColumnCells, number
 from fedda.data.columns import IMAGES, KEYS, headings, samples_of
 from fedda.data.form import Reading
 from fedda.data.naming import listed, plain
 from fedda.data.npz import Npz
 from fedda.data.odd_values import OddColumns
-from fedda.data.which_files import FILES, SPLITS, Inside, NamedFiles, parts_of
+from fedda.data.which_files import FILES, ODD_SPLIT, SPLITS, Inside, NamedFiles, parts_of
 from fedda.errors import DataError
 
 _SPECTRUM = 8  # columns of which names that are numbers and rise are wavelengths or the like
@@ -210,11 +211,8 @@ class NumberTable(Npz):
         train = self._reading_of.split or "train"
         odd = [place for place, each in enumerate(splits) if each not in (*SPLITS, train)]
         if odd and not self._reading_of.split:
-            raise DataError(
-                f"{self.path} has the split {splits[odd[0]]!r} in row "
-                f"{int(np.argmax(which == odd[0])) + 1}: train or test is needed in each row, or "
-                "name the split to train on with --split"
-            )
+            its, row = splits[odd[0]], int(np.argmax(which == odd[0])) + 1
+            raise DataError(f"{self.path} has the split {its!r} in row {row}: {ODD_SPLIT}")
         return {str(splits[i]): i for i in sorted(range(len(splits)), key=lambda i: str(splits[i]))}
 
     def _is_in(self, key: str, first: int = 0, last: int | None = None) -> np.ndarray | None:

@@ -204,9 +204,7 @@ def broken(files: Sequence[Path | Encoded], gray: samples.Gray) -> list[str]:
 
     def fault(file: Path | Encoded) -> str:
         try:
-            tried = gray
-            if _header(file).bits == samples.NO_SCALE and gray.window is None:
-                tried = gray._replace(window=(0, 1))  # only a run says which
+            tried = gray.to_try(_header(file).bits == samples.NO_SCALE)
             _pixels(file, channels=1, size=8, resize="stretch", gray=tried)
         except DataError as error:
             return str(error)
@@ -349,10 +347,7 @@ def _of_8_bits(
             f"--gray-bits and a window do not apply: convert it to 8 bits, or to gray alone"
         )
     if samples.is_veiled(image):
-        raise DataError(
-            f"{file} is half transparent almost everywhere, as where a band such as near infrared "
-            "is stored as transparency: save red, green and blue alone"
-        )
+        raise DataError(f"{file} {samples.VEILED}: save red, green and blue alone")
     return on_white(image), None
 
 
@@ -368,9 +363,8 @@ def _orientation(image: Image.Image) -> int:
 
     Pillow turns TIFF files. A PNG file's is used if it comes before the pixels, in the header.
     """
-    if image.format in ("JPEG", "MPO", "WEBP") or "exif" in image.info:
-        return image.getexif().get(_ORIENTATION, 1) if image.format != "TIFF" else 1
-    return 1
+    has_own = image.format in ("JPEG", "MPO", "WEBP") or "exif" in image.info
+    return image.getexif().get(_ORIENTATION, 1) if has_own and image.format != "TIFF" else 1
 
 
 def on_white(image: Image.Image) -> Image.Image:

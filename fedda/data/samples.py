@@ -107,6 +107,12 @@ def fault(image: Image.Image) -> str:
     return f"has {odd}, which is not read: convert it to a PNG of 8 bits" if odd else ""
 
 
+VEILED = (  # what is wrong with such an image, without what to do
+    "is half transparent almost everywhere, as where a band such as near infrared is stored as "
+    "transparency"
+)
+
+
 def is_veiled(image: Image.Image) -> bool:
     """Whether most of an image is half transparent, here more and there less, as by a band."""
     if image.mode not in ("LA", "RGBA"):
@@ -199,6 +205,10 @@ class Gray(NamedTuple):
 
     bits: int = 0
     window: Window | None = None
+
+    def to_try(self, needs_window: bool) -> "Gray":
+        """The same for files that are but tried: with some window, as only a run says which."""
+        return self._replace(window=(0, 1)) if needs_window and self.window is None else self
 
 
 AS_STORED = Gray()

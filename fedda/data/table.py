@@ -31,7 +31,7 @@ from fedda.data.optional import needed
 from fedda.data.pixels import Encoded, broken, digest, labelled, read_images, sound, survey
 from fedda.data.reader import SiteData
 from fedda.data.sets import Description, Labelled, Progress, Role, Unlabelled, odd_classes
-from fedda.data.which_files import MANIFEST, SPLITS, Inside, NamedFiles, others, parts_of
+from fedda.data.which_files import MANIFEST, ODD_SPLIT, SPLITS, Inside, NamedFiles, others, parts_of
 from fedda.errors import DataError
 from fedda.files import place
 
@@ -108,11 +108,8 @@ class Table(SiteData):
         else:
             train, test = [row.image for row in self._target()], self._tests()[1]
         found = survey(train)
-        odd = (
-            found.mixed,
-            others(self.path, self._reading, self._inside),
-            *odd_classes(counts),
-        )
+        left = others(self.path, self._reading, self._inside)
+        odd = (found.mixed, left, *odd_classes(counts))
         return Description(
             path=self.path,
             role=role,
@@ -198,10 +195,7 @@ class Table(SiteData):
             )
         odd = [each for each in splits if each not in SPLITS]
         if odd and not self._reading.split:
-            raise DataError(
-                f"{file} has the split {odd[0]!r}: train or test is needed in each row, or name "
-                f"the split to train on with --split"
-            )
+            raise DataError(f"{file} has the split {odd[0]!r}: {ODD_SPLIT}")
 
     def _row(self, file: Path, columns: Columns, i: int, before: str) -> Row:
         keys = [columns[name][i] for name in KEYS if name in columns]

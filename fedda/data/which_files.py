@@ -210,6 +210,7 @@ def unread(folder: Path) -> str:
 
 MANIFEST = "manifest.csv"
 SPLITS = ("train", "test")
+ODD_SPLIT = "train or test is needed in each row, or name the split to train on with --split"
 FILES = (".csv", ".parquet")  # tables of one file
 
 _DICT, _STATE = "dataset_dict.json", "state.json"  # of `datasets`

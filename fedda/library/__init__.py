@@ -3,7 +3,7 @@
 simulated  one run: `simulate`
 beginning  a run's settings, and how it was started
 own_data   arrays and datasets of a program, as the sites that a run reads
-program_tables  tables of pandas, polars, Arrow and the like
+program_inputs  tables, arrays and images, of whatever library
 own_model  a network that a program brings itself
 outcome    what a run gives: its results and its models
 unchanged  what a run changes in its process, put back

@@ -37,11 +37,7 @@ class Launch(FileOptions):
 
 
 def new_settings(
-    method: str,
-    chosen: Sequence[str],
-    given: Flat,
-    baseline: str,
-    changes: Flat,
+    method: str, chosen: Sequence[str], given: Flat, baseline: str, changes: Flat
 ) -> Flat:
     """The settings of a new run.
 

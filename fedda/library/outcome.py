@@ -197,8 +197,7 @@ class Model:
         from fedda.data.own_columns import own_columns
         from fedda.data.sets import Unlabelled
 
-        from .own_data import images as as_images
-        from .own_data import in_order
+        from . import program_inputs
 
         shape, resize, *_, columns = self._inputs
         reading = Reading().of_model(self._inputs)
@@ -206,8 +205,9 @@ class Model:
             found = batches(Path(images), shape, batch, resize, reading)
             yield from (some.examples.x for some in found)
             return
-        images = in_order(images, columns, reading.fills)
-        array = torch.from_numpy(as_images(one_or_several(images, self.shape), "images"))
+        images = program_inputs.in_order(images, columns, reading.fills)
+        images = one_or_several(images, self.shape)
+        array = torch.from_numpy(program_inputs.images(images, "images"))
         if (own := own_columns(array, "images", reading)) is not None:
             array = own(array)
         if array.ndim == 3:
@@ -236,7 +236,7 @@ def one_or_several(images: Any, shape: tuple[int, ...]) -> Any:
     Raises:
         DataError: they could be one image as well as several.
     """
-    from .own_data import as_array
+    from .program_inputs import as_array
 
     array = as_array(images)
     if len(shape) != 3 or array.ndim == 1:

@@ -14,17 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from fedda.config import is_site_name
 from fedda.data import categories, naming
 from fedda.data.npz import check_highest
-from fedda.data.pixels import on_white
-from fedda.data.samples import is_veiled
 from fedda.errors import DataError, RunError, reason
 from fedda.files import put
 
-from .program_tables import columns_of, frame, unmasked
+from .program_inputs import as_array, columns_of, frame, images
 
 CONTENTS = ".contents.json"  # beside the files: a digest of each
 
@@ -68,9 +65,7 @@ def folder_of(data: Any, place: Path, targets: Collection[str] = ()) -> Path:
             raise DataError(
                 f"{name!r} cannot be a site's name: give 1 to 64 printable characters without /"
             )
-    links = {
-        n: Path(value).absolute() for n, value in data.items() if isinstance(value, str | Path)
-    }
+    links = {n: Path(v).absolute() for n, v in data.items() if isinstance(v, str | Path)}
     parts = {name: _site(name, value) for name, value in data.items() if name not in links}
     for name in parts.keys() & set(targets):
         parts[name] = (replace(parts[name][0], y=None), parts[name][1])
@@ -97,124 +92,6 @@ def _in_order(split: Split, columns: tuple[str, ...]) -> Split:
     if split.columns == columns or sorted(split.columns) != sorted(columns):
         return split
     return replace(split, x=split.x[:, [*map(split.columns.index, columns)]], columns=columns)
-
-
-def images(x: Any, whose: str) -> np.ndarray:
-    """Arrays of images or vectors, of any library -> uint8 (N, H, W[, 3]) or float32 (N, d).
-
-    Colours come last, or first as in torch. Floats of images are from 0 to 1.
-
-    Raises:
-        DataError: they are neither.
-    """
-    first = isinstance(x, torch.Tensor)
-    array = as_array(x)
-    array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else array
-    if array.dtype.kind not in "fiub" or array.ndim not in (2, 3, 4) or 0 in array.shape:
-        raise DataError(
-            f"{whose} is {array.dtype} {array.shape}: give images as (N, H, W), (N, H, W, 3) or "
-            "(N, 3, H, W), or vectors as (N, d)"
-        )
-    if array.ndim == 2:
-        with np.errstate(over="ignore"):  # too large for float32 is inf: refused later
-            return array.astype(np.float32)
-    if array.ndim == 4:
-        front, back = array.shape[1] in (1, 3), array.shape[3] in (1, 3)
-        if not front and not back:
-            raise DataError(
-                f"{whose} has the shape {array.shape}: images have 1 or 3 colours, as "
-                "(N, H, W, 3) or (N, 3, H, W)"
-            )
-        if front and (first or not back):
-            array = array.transpose(0, 2, 3, 1)
-        array = array[..., 0] if array.shape[3] == 1 else array
-    return np.ascontiguousarray(_bytes(array, whose))
-
-
-def as_array(x: Any) -> Any:
-    """Arrays as numpy's or torch's; images of Pillow as gray or RGB, whatever their mode is.
-
-    What a table calls missing, or an array masks, is NaN.
-    """
-    if columns_of(x):
-        return _numbers(x)[0]
-    if isinstance(x, Image.Image):
-        if is_veiled(x):
-            raise DataError(
-                "an image is half transparent almost everywhere, as where a band such as near "
-                "infrared is stored as transparency: give red, green and blue alone"
-            )
-        known = x.mode in ("L", "RGB") or x.mode[0] in "IF"
-        return np.asarray(x if known else on_white(x).convert("RGB"))
-    if isinstance(x, list | tuple) and any(isinstance(each, Image.Image) for each in x):
-        return np.stack([as_array(each) for each in x])
-    if isinstance(x, list | tuple) and any(isinstance(each, np.ma.MaskedArray) for each in x):
-        x = np.ma.stack(x)
-    x = unmasked(x)
-    if not isinstance(x, torch.Tensor):
-        return np.asarray(x)
-    return x.float() if x.dtype == torch.bfloat16 else x  # which numpy does not know
-
-
-def _numbers(
-    x: Any, names: Sequence[str] = (), coded: Sequence[str] = ()
-) -> tuple[np.ndarray, dict[str, Sequence[str]]]:
-    """What `frame` makes of a table for a model of these columns, which codes all texts.
-
-    Raises:
-        DataError: it does not, or as `frame`.
-    """
-    numbers, texts = frame(x, "the table", names)
-    parts = [categories.listed_as(*each) for each in texts.items()]
-    categories.check_coded("the table", parts, coded)
-    return numbers, texts
-
-
-def in_order(x: Any, columns: Sequence[str], fills: bool = False) -> Any:
-    """Of a table the columns that a model takes, in their order (N, d); all else as it is.
-
-    Args:
-        x: the table.
-        columns: the model's.
-        fills: whether gaps are filled.
-
-    Raises:
-        DataError: it lacks some of them, or has texts that the model does not know.
-    """
-    own = columns_of(x)
-    if not own or not columns or naming.brief(own) == tuple(columns):
-        return x
-    place, wanted = {name: i for i, name in enumerate(own)}, columns
-    columns = categories.taken(wanted, own)
-    if not {*columns} <= place.keys():
-        raise DataError(
-            f"the table has {naming.unlike(own, columns)}, and the model takes columns by name: "
-            "give them the names that they had in training"
-        )
-    if twice := [name for name in columns if place[name] != own.index(name)]:
-        raise DataError(
-            f"the table has two columns {naming.quoted(twice[0])}, and the model takes one: "
-            "give it the one that is meant"
-        )
-    if columns == tuple(wanted):
-        return _numbers(x, columns)[0]
-    numbers, texts = _numbers(x, columns, wanted)
-    coding = categories.Coding(columns, wanted, texts, "the table", fills)
-    return torch.cat([*coding.every(iter([torch.from_numpy(numbers).float()]))])
-
-
-def _bytes(array: np.ndarray, whose: str) -> np.ndarray:
-    if array.dtype == np.uint8:
-        return array
-    highest = 1 if array.dtype.kind in "fb" else 255
-    finite = np.isfinite(array).all()
-    if not (finite and array.min() >= 0 and array.max() <= highest):
-        span = f"from {array.min():g} to {array.max():g}" if finite else "masked or not finite"
-        raise DataError(
-            f"{whose} has values {span}: give images as whole "
-            "numbers from 0 to 255 or as floats from 0 to 1, before any normalisation"
-        )
-    return np.rint(array * 255).astype(np.uint8) if highest == 1 else array.astype(np.uint8)
 
 
 def _site(name: str, given: Any) -> tuple[Split, Split | None]:
@@ -271,8 +148,7 @@ def _dataset(name: str, dataset: Any) -> Split:
         raise DataError(f"the dataset of {name} is empty or has no length: give one with a length")
     items = [dataset[i] for i in range(len(dataset))]
     paired = isinstance(items[0], tuple | list)
-    inputs = [item[0] if paired else item for item in items]
-    inputs = [as_array(each) for each in inputs]
+    inputs = [as_array(item[0] if paired else item) for item in items]
     shapes = {tuple(np.shape(each)) for each in inputs}
     if len(shapes) > 1:
         raise DataError(
@@ -364,22 +240,21 @@ def _arrays(
     texts = _united(train.texts, {} if test is None else test.texts)
     train, test = _renumbered(train, texts), test and _renumbered(test, texts)
     splits = {"": train} if test is None else {"_train": train, "_test": test}
-    labelled = [split for split in splits.values() if split.y is not None]
-    words = {str(y) for s in labelled if s.y is not None and s.y.dtype.kind == "U" for y in s.y}
-    if words and any(s.y is not None and s.y.dtype.kind != "U" for s in labelled):
+    labels = {key: split.y for key, split in splits.items() if split.y is not None}
+    words = {str(y) for own in labels.values() if own.dtype.kind == "U" for y in own}
+    if words and any(own.dtype.kind != "U" for own in labels.values()):
         raise DataError(
             f"{name} names the classes of one set and numbers those of the other: name or number "
             "them in both"
         )
-    own = tuple(dict.fromkeys(c for s in labelled for c in s.classes))
-    shared = own or (tuple(known) if words <= set(known) else ())
+    ordered = tuple(dict.fromkeys(c for key in labels for c in splits[key].classes))
+    shared = ordered or (tuple(known) if words <= set(known) else ())
     classes = shared + tuple(sorted(words - set(shared)))
     found: dict[str, np.ndarray] = {}
     for key, split in splits.items():
         found[f"x{key}"] = split.x
-        if split.y is None:
+        if (y := split.y) is None:
             continue
-        y = split.y
         if y.dtype.kind == "U":
             number = {label: i for i, label in enumerate(classes)}
             y = np.array([number[str(label)] for label in y])
@@ -389,7 +264,7 @@ def _arrays(
                 f"numbered from 0 to {len(classes) - 1}: number them alike at all sites"
             )
         found[f"y{key}"] = y.astype(np.int64)
-    if classes and labelled:
+    if classes and labels:
         found["classes"] = np.array(classes)
     if train.columns:
         if test and (other := naming.unlike(test.columns or train.columns, train.columns)):

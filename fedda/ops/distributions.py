@@ -10,8 +10,17 @@ from importlib.metadata import EntryPoint, entry_points
 
 from fedda.errors import PolicyError
 
+OWN = "fedda"  # the name of our own
 ANY = ("*",)
 ENTRY = re.compile(r"\*|(?P<name>[\w.-]+)==(?P<version>[\w.+!-]+)")
+
+
+def origin_of(point: EntryPoint) -> str:
+    """Where an entry point comes from: `fedda`, or the package that has it and its version."""
+    package = point.dist
+    if package is None:
+        return "an unknown package"
+    return OWN if package.name == OWN else f"{package.name} {package.version}"
 
 
 def check_entry(text: str) -> None:
@@ -54,7 +63,7 @@ def entries(groups: Iterable[str]) -> list[tuple[str, str]]:
     added: dict[str, list[str]] = {}
     for group in sorted(groups):
         for point in sorted(entry_points(group=f"fedda.{group}"), key=lambda p: p.name):
-            if point.dist is not None and point.dist.name != "fedda":
+            if point.dist is not None and point.dist.name != OWN:
                 entry = f"{plain(point.dist.name)}=={point.dist.version}"
                 added.setdefault(entry, []).append(f"{group} {point.name}")
     return [(entry, ", ".join(parts)) for entry, parts in sorted(added.items())]

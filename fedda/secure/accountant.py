@@ -35,9 +35,9 @@ def epsilon(steps: Iterable[Steps], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def missing(error: ImportError) -> ConfigError:
-    """The error for a package that is not installed."""
+def missing(error: ImportError, what: str = "privacy.noise") -> ConfigError:
+    """The error for a package that is not installed, and what needs it."""
     return ConfigError(
-        f"privacy.noise needs the package {error.name}, which is not installed; install it by "
+        f"{what} needs the package {error.name}, which is not installed; install it by "
         'pip install "fedda[privacy]".'
     )

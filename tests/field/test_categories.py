@@ -29,7 +29,7 @@ from fedda.data.categories import (
     together,
 )
 from fedda.errors import ConfigError, DataError, FeddaError
-from fedda.library.program_tables import frame
+from fedda.library.program_inputs import frame
 from fedda.settings import RunConfig
 from tests.command_lines import call
 

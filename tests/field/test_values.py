@@ -18,8 +18,8 @@ from fedda import data
 from fedda.data import Reading
 from fedda.data.form import AS_IT_IS
 from fedda.errors import FeddaError
-from fedda.library.own_data import folder_of, images, in_order
-from fedda.library.program_tables import columns_of, frame
+from fedda.library.own_data import folder_of
+from fedda.library.program_inputs import columns_of, frame, images, in_order
 from fedda.settings import Task
 
 OWN = Reading(window="own")

@@ -1,34 +1,22 @@
 """`fedda audit`: attack a site's own data, to measure what would be revealed."""
 
-import json
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
-from fedda.cli.as_json import JsonOption, print_json
+from fedda.cli.as_json import JsonOption
 from fedda.cli.its_files import reads_files
-from fedda.config.sections import unflatten, validate
 from fedda.contrib.audit import prove
-from fedda.contrib.audit.finding import FINDINGS, HEADS, Audit
-from fedda.errors import DataError, FeddaError, RunError, reason
-from fedda.files import put
-from fedda.halves import load as load_folder
-from fedda.results.escaping import PlainConsole, echo
-from fedda.results.progress import clock
-from fedda.results.read import MODEL, RESULTS, model_file
+from fedda.contrib.audit.attacker import Attacker, home_of, read_table
+from fedda.errors import DataError, FeddaError
+from fedda.results.escaping import echo
+from fedda.results.read import MODEL, RESULTS
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from fedda.contrib.audit.subject import Subject
     from fedda.data import Reading
 
-CONFIG, PICTURES = "config.json", "recovered.png"
 NOT_TRIED = "not tried"
 
 app = typer.Typer(no_args_is_help=True, help="Attack a site's own data, as an attacker could.")
@@ -130,7 +118,7 @@ def gradients(
         windows: With noise: number of windows that a site sends; epsilon depends on it.
         delta: With noise: the delta that belongs to epsilon.
     """
-    attacker = _Attacker(run, data, seed, device, reading)
+    attacker = Attacker(run, data, seed, device, reading)
     from fedda.contrib.audit import gradients as attack
     from fedda.contrib.audit import privacy
     from fedda.contrib.audit.subject import opened
@@ -140,10 +128,10 @@ def gradients(
     given = {"p": p, "min_examples": min_examples, "clip": clip, "noise": noise}
     settings = own.override({k: v for k, v in given.items() if v is not None}, sizes)
     what_if = settings != own or own.method != attacker.config.get("method")
-    results = read_table(home_of(run) / RESULTS)
+    results = read_table(attacker.home / RESULTS)
     config = attacker.config | {"method": own.method}
     sent = windows or attack.planned(config, results, settings.p)
-    model, _, examples, _ = opened(load_target, model_file(run), data, reading)  # no labels
+    model, _, examples, _ = opened(load_target, attacker.file, data, reading)  # no labels
     z = attack.features(model.to(attacker.device), examples.x, seed=seed)
     found = attack.audit(z, settings, trials=trials, seed=seed, what_if=what_if)
     if settings.noise:
@@ -174,7 +162,7 @@ def update(
 
       fedda audit update runs/fedavg --data ./clinic-b
     """
-    attacker = _Attacker(run, data, seed, device, reading)
+    attacker = Attacker(run, data, seed, device, reading)
     attacker.update(trials, steps)
     attacker.finish(as_json)
 
@@ -203,7 +191,7 @@ def membership(
 
       fedda audit membership runs/kd3a --data ./clinic-b --noise 1
     """
-    attacker = _Attacker(run, data, seed, device, reading, noise)
+    attacker = Attacker(run, data, seed, device, reading, noise)
     attacker.membership(shadows, epochs)
     attacker.finish(as_json)
 
@@ -228,7 +216,7 @@ def shares(
 
       fedda audit shares runs/fedavg --data ./clinic-b
     """
-    attacker = _Attacker(run, data, seed, device, reading)
+    attacker = Attacker(run, data, seed, device, reading)
     attacker.shares(sites)
     attacker.finish(as_json)
 
@@ -254,7 +242,7 @@ def properties(
 
       fedda audit properties runs/kd3a --data ./clinic-b
     """
-    attacker = _Attacker(run, data, seed, device, reading)
+    attacker = Attacker(run, data, seed, device, reading)
     attacker.properties(sites, epochs)
     attacker.finish(as_json)
 
@@ -291,7 +279,7 @@ def every(
       fedda audit all runs/kd3a --data ./clinic-b --evidence e.html --policy p.toml
     """
     proof = prove.Proof(home_of(run), evidence, policy)
-    attacker = _Attacker(run, data, seed, device, reading)
+    attacker = Attacker(run, data, seed, device, reading)
     attacker.subject  # noqa: B018  # what cannot be read is refused before any attack
     tries: list[Callable[[], None]] = [
         lambda: attacker.update(trials, steps),
@@ -311,158 +299,4 @@ def every(
     made = attacker.subject.epochs
     options |= {"epochs": epochs or made, "epochs-of-the-run": made}
     options |= {"sites": sites, "seed": seed, **reading.flat()}
-    attacker.prove(proof, options)
-
-
-class _Attacker:
-    """Tries attacks on one run and one site, and writes what they find."""
-
-    def __init__(
-        self,
-        run: Path,
-        folder: Path,
-        seed: int,
-        device: str,
-        reading: "Reading",
-        noise: float = -1.0,
-    ) -> None:
-        self._file, self._home = model_file(run), home_of(run)
-        self.config = read_table(self._home / CONFIG)
-        if noise >= 0:
-            self.config["privacy.noise"] = noise
-        self.device = load_folder("clients", "site.memory").pick_device(device)
-        self._folder, self._seed, self._reading = folder, seed, reading
-        self._about = {"data": folder.resolve().name, "seed": seed}
-        self._pictures = False
-        self.found: list[Audit] = []
-
-    @cached_property
-    def subject(self) -> "Subject":
-        """The run's model and the site's labelled data."""
-        from fedda.contrib.audit.subject import subject
-
-        about = self._file, self.config, self._folder, self._reading
-        return subject(*about, self.device, self._seed)
-
-    def update(self, trials: int, steps: int) -> None:
-        """Attack a model's update."""
-        from fedda.contrib.audit import drawings
-        from fedda.contrib.audit import update as attack
-
-        note = _paced("recovering images from updates")
-        found, pictures = attack.invert(
-            self.subject, trials=trials, iterations=steps, seed=self._seed, note=note
-        )
-        self.found.append(found)
-        if pictures:
-            drawings.pairs(pictures, self._home / PICTURES)
-            self._pictures = True
-
-    def membership(self, shadows: int, epochs: int) -> None:
-        """Attack a model and atoms."""
-        from fedda.contrib.audit import membership as attack
-        from fedda.contrib.audit.subject import atoms_of
-
-        count, atoms = shadows + shadows % 2, atoms_of(self._home)
-        epochs = epochs or self.subject.epochs
-        found = attack.audit(
-            self.subject,
-            count=count,
-            epochs=epochs,
-            atoms=None if atoms is None else atoms[0].flatten(end_dim=-2),
-            seed=self._seed,
-            note=_paced(f"training {count} models on halves, {epochs} epochs each"),
-        )
-        self.found.append(found)
-
-    def shares(self, sites: int) -> None:
-        """Attack class shares."""
-        from fedda.contrib.audit import shares as attack
-
-        _say("telling class shares")
-        self.found.append(attack.leaked(self.subject, sites=sites, seed=self._seed))
-
-    def properties(self, sites: int, epochs: int) -> None:
-        """Attack moments, the vote's numbers and coordinates, as far as the run has them."""
-        from fedda import plugins
-        from fedda.contrib.audit import properties as attack
-        from fedda.contrib.audit.subject import atoms_of
-
-        _say("telling class shares from moments and numbers")
-        settings, atoms = unflatten(self.config), atoms_of(self._home)
-        name = str(settings.get("method", ""))
-        method = plugins.method(name) if name else None
-        found = attack.leaked(
-            self.subject,
-            method=method,
-            options=method and validate(method.config, settings.get(name, {}), name),
-            atoms=atoms,
-            epochs=epochs or self.subject.epochs,
-            sites=sites,
-            seed=self._seed,
-        )
-        self.found.append(found)
-
-    def finish(self, as_json: bool) -> None:
-        """Write what was found beside what earlier calls found, and print it."""
-        path = self._home / FINDINGS
-        for audit in self.found:
-            audit.settings.update(self._about)
-        found = {audit.attack: audit.to_json() for audit in self.found}
-        table = (read_table(path) if path.is_file() else {}) | found
-        put(path, json.dumps(table, indent=1))
-        if as_json:
-            print_json(found)
-        else:
-            _print(self.found)
-        echo(f"audit: {path}; fedda report shows it", err=as_json)
-        if self._pictures:
-            shown = self._home / PICTURES
-            echo(f"pictures: {shown}; they show images of this site", err=as_json)
-
-    def prove(self, proof: prove.Proof, options: dict[str, Any]) -> None:
-        """Make evidence of what was found with these options."""
-        proof.finish(self._file, self.config, self._about["data"], self.found, options)
-
-
-def _say(text: str) -> None:
-    echo(f"{text} ...", err=True)
-
-
-def _paced(what: str) -> Callable[[float], None]:
-    """Say what is begun -> what says how long the rest takes, told the share that is done."""
-    began = monotonic()
-    _say(what)
-
-    def note(done: float) -> None:
-        left = (monotonic() - began) * (1 - done) / done
-        if left:
-            _say(f"{what}: {done:.0%}, about {clock(left)} left")
-
-    return note
-
-
-def home_of(run: Path) -> Path:
-    """Find the folder with the run's results, given the run, one of its trainings, or a file."""
-    folder = run if run.is_dir() else run.parent
-    return next((f for f in (folder, folder.parent) if (f / RESULTS).is_file()), folder)
-
-
-def read_table(file: Path) -> dict[str, Any]:
-    """Read a JSON table; empty if the file is missing, as beside a model without its run."""
-    try:
-        return dict(json.loads(file.read_text()))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as error:
-        raise RunError(f"{file} cannot be read ({reason(error)}); give a finished run.") from None
-
-
-def _print(found: list[Audit]) -> None:
-    table = Table(*HEADS, box=box.SIMPLE_HEAD)
-    for finding in (finding for audit in found for finding in audit.findings):
-        table.add_row(*map(Text, finding.cells()))
-    console = PlainConsole()
-    console.print(table)
-    for line in (line for audit in found for line in audit.remarks()):
-        console.print(Text(line))
+    proof.finish(attacker.file, attacker.config, attacker.about["data"], attacker.found, options)

@@ -140,11 +140,7 @@ def told(score: Tensor, inside: Tensor, false: Sequence[float] = FALSE) -> dict[
 
 
 def shadows(
-    subject: Subject,
-    count: int,
-    epochs: int,
-    seed: int,
-    note: Note = lambda done: None,
+    subject: Subject, count: int, epochs: int, seed: int, note: Note = lambda done: None
 ) -> tuple[Tensor, Tensor]:
     """Train models on halves of a site's examples -> phi (S, N), inside (S, N)."""
     inside = halves(count, len(subject.x), generator(seed, "shadows"))

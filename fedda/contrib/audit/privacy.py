@@ -32,6 +32,7 @@ import math
 from typing import Any
 
 from fedda.errors import ConfigError
+from fedda.secure.accountant import missing
 
 DELTA = 1e-5
 
@@ -74,8 +75,5 @@ def epsilon(multiplier: float, times: int, delta: float = DELTA) -> float:
     try:
         from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # imports for seconds
     except ImportError as error:
-        raise ConfigError(
-            f"Computing epsilon needs the package {error.name}, which is not installed; "
-            'install it by pip install "fedda[privacy]".'
-        ) from None
+        raise missing(error, "Computing epsilon") from None
     return float(get_epsilon_gaussian(multiplier / math.sqrt(times), delta))

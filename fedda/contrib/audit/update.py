@@ -17,15 +17,19 @@ above what one in a hundred reaches by guesses, and at least 15 dB.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedda.errors import DataError
+from fedda.files import replacing
 from fedda.models import Model
 from fedda.train import generator, seed_for
 
@@ -36,6 +40,7 @@ SIZES = (1, 2, 4, 8, 16, 64)  # examples in one update
 LEAST = 15.0  # dB
 CHANCE = 0.01
 SMOOTH = 1e-4  # tv
+SIDE, GAP = 96, 8  # pixels of a picture
 BASE = 8  # examples whose part of a step costs as much as what a step of any size does
 
 Pair = tuple[Tensor, Tensor]  # an image, and what was made of noise
@@ -208,3 +213,21 @@ def _mode(model: Model, n: int, dropout: bool = True) -> None:
         drop = isinstance(module, torch.nn.modules.dropout._DropoutNd)
         if (norm and n < 2) or (drop and not dropout):
             module.eval()
+
+
+def draw(pictures: Sequence[Pair], path: Path) -> None:
+    """Draw originals above reconstructions, a column per size of the update; for the site alone."""
+    width, height = (len(pictures) * (SIDE + GAP) + GAP, 2 * (SIDE + GAP) + GAP)
+    sheet = Image.new("RGB", (width, height), "white")
+    for column, pair in enumerate(pictures):
+        for row, image in enumerate(pair):
+            place = GAP + column * (SIDE + GAP), GAP + row * (SIDE + GAP)
+            sheet.paste(_drawn(image), place)
+    with replacing(path) as part:
+        sheet.save(part, format="PNG")
+
+
+def _drawn(image: Tensor) -> Image.Image:
+    pixels = (image.clamp(0, 1) * 255).round().to("cpu").numpy().astype(np.uint8)
+    flat = pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)
+    return Image.fromarray(flat).convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
