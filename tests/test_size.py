@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_689,  # what no noise hides is not told through noise
+    "clients": 1_514,  # what no noise hides is not told through noise
     "clients/node": 867,
     "clients/policy": 832,  # what a part is taught by is known by its contract
     "clients/shared": 513,  # gradients are shortened in one place
-    "clients/site": 2_302,  # methods that tell without noise take no part in it
+    "clients/site": 2_471,  # methods that tell without noise take no part in it
     "fedda": 1_129,  # where a model leaves is asked of its phase
     "fedda/adversarial": 405,
     "fedda/algorithms": 1_069,
