@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from fedda import models
 from fedda.errors import FewImagesError, NotFiniteError, WireError
 from fedda.maths.spectral import Spectra
-from fedda.maths.validators import infomax
 from fedda.wire import ACCURACY, ANSWERS, CHANGED, INFOMAX, LOSS, PREDICTED
 from fedda.wire.packing import Packed
 
@@ -132,7 +131,7 @@ class Client(Trainer):
         start = time.perf_counter()
         self.begin(request)
         p = self.checked(self.predict(self.data.x))
-        numbers: Numbers = {"infomax": self.privatise(INFOMAX, infomax(p), len(p))}
+        numbers: Numbers = {"infomax": self.privatise(INFOMAX, output_privacy.infomax(p), len(p))}
         least = 1 if self.site.reproducible else max(self.site.min_images, self.site.few)
         if (classes := output_privacy.predicted(p, least)) is not None:
             numbers["predicted"] = self.privatise(PREDICTED, classes, len(p))

@@ -19,8 +19,7 @@ from fedda.results.read import ABOUT, MODEL, RESULTS, begun
 from fedda.settings import RunConfig, defaults, lasting
 
 from . import checkpoint, preflight, sequence
-from .curves import Curves
-from .journal import Journal
+from .journal import Curves, Journal
 from .presence import OF_SOURCES, Newcomers, Sites
 from .rehearsal import rehearse
 from .start import check_start, start_of, task_for

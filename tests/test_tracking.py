@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from clients.site.memory import resident
 from fedda.settings import RunConfig
-from server import curves as tracked
+from server import journal as tracked
 from server import run as server_run
 from server.journal import Event, Journal, Listener
 from tests.local_grid import FAST, Node, ScriptedGrid, stop_after

@@ -194,6 +194,23 @@ def predicted(p: Tensor, least: int) -> int | None:
     return int((p.argmax(dim=1).bincount(minlength=C) >= enough).sum())
 
 
+def infomax(p: Tensor) -> float:
+    """What predictions (N, C) are worth without labels, which tends to rise with the accuracy.
+
+    The entropy of the mean prediction minus the mean entropy, in nats, at most ln C: high where the
+    model is sure of each image and uses all classes. It is no proof: a model may be sure, balanced
+    and wrong. Runs name their selected round by it, and `run.patience` ends them by it.
+
+    Shi and Sha, ICML 2012, https://arxiv.org/abs/1206.6438
+    """
+    return float(_entropy(p.mean(dim=0)) - _entropy(p).mean())
+
+
+def _entropy(q: Tensor) -> Tensor:
+    """Entropies of distributions (..., C) -> (...), in nats."""
+    return -(q * q.clamp_min(1e-12).log()).sum(dim=-1)
+
+
 def answers(p: Tensor, y: Tensor, few: int) -> list[int]:
     """How the tests of each class are answered, so that no cell tells of few images.
 

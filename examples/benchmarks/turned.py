@@ -46,9 +46,9 @@ from fedda.adversarial.discriminators import (
 from fedda.algorithms.fruda import Measure
 from fedda.config import ModelConfig
 from fedda.data import rotate
+from fedda.halves import load
 from fedda.maths import ocs
 from fedda.maths.spectral import Spectra
-from fedda.maths.validators import infomax
 from fedda.results.escaping import markdown
 
 SETS = ("mnist", "usps")
@@ -138,7 +138,7 @@ def measured(x: Tensor, y: Tensor, seed: int, args: argparse.Namespace) -> dict[
             "bound": 2 * theta * critic(z[0], t, seed, wasserstein=True),
             "pad": critic(z[0], t, seed, wasserstein=False),
             "w1": transport(z[0], t, POINTS),
-            "infomax": infomax(p[angle]),
+            "infomax": load("clients", "site.output_privacy").infomax(p[angle]),
             "classes": statistics.fmean(each),
             "right": 100 * float((p[angle].argmax(dim=1) == y).float().mean()),
         }

@@ -10,6 +10,5 @@ optimal_transport   plans and barycenters of labelled points
 ocs                 which domain to adapt from: FRUDA's bound, from errors and distances
 embed               features as points on paper
 schedule            numbers that follow from the round alone: KD3A's gate
-validators          what predictions are worth without labels: infomax
 class_shares        how frequent a target's classes are, by what models predict there
 """
