@@ -25,11 +25,11 @@ from fedda.train import seed_for
 from fedda.wire.packing import Packed
 
 from . import fedavg
-from .base import lost
 from .shared.exchanging import Summing
 from .shared.shared_discriminator import Copy
 from .site import state
 from .site.request import Numbers
+from .site.trainer import lost
 from .site.workspace import Network
 
 

@@ -23,7 +23,7 @@ class Source(Client):
     def train(self) -> Numbers:
         """Lines 2 to 4; with `privacy.noise` by DP-SGD."""
         if self.task.privacy.noise:
-            return noised.train(self)
+            return noised.train(self, self.labels, self.penalty)
         return self.minimise(self.loss_of)
 
     def loss_of(self, indices: Tensor) -> Tensor:

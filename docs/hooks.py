@@ -29,7 +29,10 @@ from fedda.cli import wire_table
 REFERENCE = {
     "formulas": ("fedda.maths", "fedda.algorithms", "fedda.adversarial"),
     "library": ("fedda.library", "fedda.models", "fedda.data", "fedda.settings", "fedda.results"),
-    "halves": ("strategies.base", "clients.base", "clients.shared.exchanging"),
+    "halves": (
+        *("strategies.base", "strategies.sites.correspondence", "clients.base"),
+        *("clients.site.trainer", "clients.shared.exchanging"),
+    ),
     "contracts": ("fedda.methods", "fedda.wire", "fedda.secure", "fedda.exchange", "fedda.errors"),
 }
 

@@ -33,7 +33,8 @@ class Curves:
         self._failed = not config.track.tensorboard
 
     def __enter__(self) -> Self:
-        self._journal.listeners.append(self)
+        if not self._failed:
+            self._journal.listeners.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:

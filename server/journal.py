@@ -14,6 +14,7 @@ from fedda.results.read import Event
 from fedda.results.story import added, facts
 
 LONGEST = 600  # characters of a trouble's text; longer ones are cut, as they may quote a site
+SAY = (5.0, 600.0)  # seconds until it is said whom a run waits for: at first, and at most
 
 logger = logging.getLogger("fedda.server")
 Listener = Callable[[Event], None]
@@ -58,6 +59,10 @@ class Journal:
         self.troubles.append({"what": what, "site": site, "text": text, **facts})
         self.write("trouble", what=what, site=site, text=text, **facts)
 
+    def knows(self, about: Event) -> bool:
+        """Whether a trouble with these facts is recorded already."""
+        return any(about.items() <= trouble.items() for trouble in self.troubles)
+
     @contextmanager
     def ending(self) -> Iterator[None]:
         """Record why the run in the `with` block failed, if it does."""
@@ -87,6 +92,28 @@ class Journal:
         """Yield the events of one kind in the file; skip a line that a crash cut short."""
         if self.path is not None and self.path.is_file():
             yield from (entry for entry in added(self.path)[0] if entry["event"] == event)
+
+
+class Reminder:
+    """Tells when to say again whom a run waits for: after seconds, then less and less often."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self.calm()
+
+    def calm(self) -> None:
+        """Begin anew with short pauses, as something has come."""
+        self._pause = SAY[0]
+        self._next = time.monotonic() + self._pause
+
+    def due(self) -> float:
+        """Seconds since the wait began if it is time to say so, else 0."""
+        now = time.monotonic()
+        if now < self._next:
+            return 0.0
+        self._pause = min(2 * self._pause, SAY[1])
+        self._next = now + self._pause
+        return round(now - self._began, 1)
 
 
 def by_reason(said: Mapping[str, str]) -> str:

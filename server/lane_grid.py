@@ -7,7 +7,6 @@ number of sites.
 """
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -18,20 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedda import flower
 from fedda.errors import Code, ConfigError
-from fedda.files import put
 from fedda.flower import ErrorCode
-from fedda.lane.invitation import KIND, LaneInvitation, is_signed
+from fedda.lane.invitation import KIND
 from fedda.lane.lane_end import LaneEnd
 from fedda.lane.lane_host import LaneHost
-from fedda.lane.parcels import Incoming
+from fedda.lane.parcels import Asked, Incoming
 from fedda.ops.address import Address
 from fedda.ops.allocator import one_pool
-from fedda.ops.spawn import LANES, WORK
+from fedda.ops.spawn import LANES
 from fedda.results.read import counted
 
 log = logging.getLogger("fedda.server")
@@ -47,33 +45,7 @@ HOLD_S = 10.0  # seconds for which half a reply is kept whose connection broke
 STALL_S = 300.0  # seconds without a frame in the middle of a message
 SMALL = 2**20  # bytes of a reply that need no room
 ROOM = 2  # larger replies that memory holds at a time
-OWN = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 MOST = 2  # how many times as large as the largest request's arrays those of a reply may be
-
-
-@dataclass
-class Asked:
-    """An open request.
-
-    Attributes:
-        node: where it went.
-        head: it, without its content.
-        ends: until when, on the monotonic clock, its reply counts.
-        taken: whether the site has all of it.
-        came: when its reply came.
-        reply: what came, or why nothing will.
-        part: whether only a part of the reply came.
-        refused: why its reply is not taken.
-    """
-
-    node: int
-    head: Message
-    ends: float
-    taken: bool = False
-    came: float = 0.0
-    reply: Incoming | Error | None = None
-    part: bool = False
-    refused: str = ""
 
 
 @dataclass
@@ -97,9 +69,6 @@ class LaneGrid(Grid):
         """Listen in the gateway's folder, or at an address."""
         self._grid, self._calling = grid, threading.Lock()
         self.host = LaneHost(place)
-        # What those read who watch the gateway.
-        self._work = place / f"{self.host.name}{WORK}" if isinstance(place, Path) else None
-        self._said = ""
         self._changed = threading.Condition()
         self._sites: dict[int, Guest] = {}
         self._asked: dict[str, Asked] = {}  # by name, the oldest first
@@ -124,8 +93,6 @@ class LaneGrid(Grid):
         with self._changed:
             self._changed.notify_all()
         self.host.close()
-        if self._work:
-            self._work.unlink(missing_ok=True)
         self._clock.join(TICK_S * 4)
 
     def expect(self, size: int) -> None:
@@ -171,23 +138,10 @@ class LaneGrid(Grid):
         names = []
         for message in messages:
             name = secrets.token_hex(16)
-            meta = message.metadata
-            about = Metadata(
-                run_id=meta.run_id,
-                message_id=name,
-                src_node_id=meta.src_node_id,
-                dst_node_id=meta.dst_node_id,
-                reply_to_message_id="",
-                group_id=meta.group_id,
-                created_at=meta.created_at,
-                ttl=meta.ttl,
-                message_type=meta.message_type,
-            )
-            head = flower.make_message(metadata=about, content=RecordDict())
-            ends = time.monotonic() + meta.created_at + meta.ttl - time.time()
+            asked = Asked.of(message, name)
             with self._changed:
-                self._asked[name] = Asked(meta.dst_node_id, head, ends)
-            site = self._site(meta.dst_node_id)
+                self._asked[name] = asked
+            site = self._site(asked.node)
             size = site.line.send(message, name)
             self.expect(size)
             if not site.line.connected:
@@ -219,7 +173,7 @@ class LaneGrid(Grid):
             if asked is None:
                 continue
             try:
-                yield _message(asked)
+                yield asked.answer()
             finally:
                 del asked
                 with self._changed:
@@ -263,7 +217,7 @@ class LaneGrid(Grid):
         for site in sites:
             site.invited, site.again, site.wanted = now, now + site.pause, False
             site.pause = min(2 * site.pause, INVITED_S)
-            invited = self.host.invite(site.ticket, site.line, *_known(nodes[site.node]))
+            invited = self.host.invite_node(site.ticket, site.line, nodes[site.node])
             about = {"ttl": INVITED_S, "group_id": invited.text()}
             messages.append(Message(RecordDict(), site.node, KIND, **about))
         with self._calling:
@@ -393,10 +347,7 @@ class LaneGrid(Grid):
         """Write down what sites work on, for those who watch the server."""
         asked = [each for each in list(self._asked.values()) if each.taken and each.reply is None]
         nodes = {each.node: each.head.metadata.message_type for each in asked}
-        run = asked[0].head.metadata.run_id if asked else 0
-        if self._work and (text := json.dumps([run, nodes])) != self._said:
-            put(self._work, text)
-            self._said = text
+        self.host.say(asked[0].head.metadata.run_id if asked else 0, nodes)
 
     def _is_awaited(self, site: Guest) -> bool:
         """Whether to invite a site; cut its stream if that stalls."""
@@ -414,39 +365,6 @@ class LaneGrid(Grid):
                 self._large.discard(name)
         waits = any(a.node == site.node and a.reply is None for a in list(self._asked.values()))
         return waits and (site.wanted or now > line.since + AGAIN_S)
-
-
-def _known(node: Any) -> tuple[str, Callable[[LaneInvitation, str], bool]]:
-    """What a server knows of a node: what the log calls it, and whether a signature is its own."""
-    public = bytes(node.public_key)
-
-    def is_own(made: LaneInvitation, said: str) -> bool:
-        return not public or is_signed(public, made.claim(node.node_id), said)
-
-    return node.name or f"node {node.node_id}", is_own
-
-
-def _message(asked: Asked) -> Message:
-    """The reply to a request; what Flower's server would say itself is said in its name."""
-    reply, asked.reply = asked.reply, None
-    if isinstance(reply, Incoming):
-        try:
-            said = reply.message()
-        except Exception:  # nothing that a site sends may end the run
-            log.exception("a reply cannot be read")
-            return Message(Error(ErrorCode.UNKNOWN, "it cannot be read"), reply_to=asked.head)
-        if not said.has_error():
-            return Message(said.content, reply_to=asked.head)
-        return Message(said.error, reply_to=asked.head)
-    assert isinstance(reply, Error)
-    if reply.code not in OWN or asked.part:
-        return Message(reply, reply_to=asked.head)
-    meta, own = asked.head.metadata, flower.SUPERLINK_NODE_ID
-    about = Metadata(
-        *(meta.run_id, "", own, own, meta.message_id),
-        *(meta.group_id, time.time(), 0.0, meta.message_type),
-    )
-    return flower.make_message(metadata=about, error=reply)
 
 
 @contextlib.contextmanager

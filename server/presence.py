@@ -12,10 +12,9 @@ from fedda.errors import FeddaError, QuorumError, RosterError, public
 from fedda.results.read import counted
 from fedda.settings import RunConfig
 
-from .journal import Journal
+from .journal import Journal, Reminder
 from .strategy_modules import mail, roster
 from .superlink import registered
-from .timing import Reminder
 
 ANSWER = 60.0  # seconds after which a question expires unanswered
 AGAIN = 20.0  # seconds after which a node that has not answered is asked again

@@ -1,6 +1,7 @@
 """What a training begins with: its task, its plan, its first model, and where gradients are summed.
 
 The first model is new, or the one that `run.start-from` names, if that fits the run and its sites.
+Its last one is saved here, too: another run may start from it.
 """
 
 import os
@@ -18,7 +19,7 @@ from fedda.models import Extension, Meta
 from fedda.ops.spawn import LANES
 from fedda.results.read import model_file
 from fedda.settings import RunConfig, Task
-from fedda.wire.packing import Arrays
+from fedda.wire.packing import Arrays, Manifest
 
 from .strategy_modules import roster
 
@@ -88,6 +89,16 @@ def first_model(config: RunConfig, task: Task) -> Arrays:
     if model.backbone is not None:
         _compare(run, "frozen weights", model.backbone.digest(), task.frozen)
     return models.to_arrays(model)
+
+
+def save_model(path: Path, task: Task, arrays: Arrays, classes: Sequence[str]) -> None:
+    """Write a finished training's model to a file, with its frozen part."""
+    extension = Extension.of(task.about, task.options)
+    model = models.blank(task.model, task.dims, task.classes, extension)
+    models.load_arrays(model, arrays)
+    if task.model.freezes:
+        model.attach(models.backbone(task.model, task.dims, fetch=True))
+    models.save(path, model, config=task.model, inputs=task.inputs, classes=classes)
 
 
 def _check_model(
@@ -195,3 +206,20 @@ def host(grid: Grid, notice: Notice) -> Host | LocalHost | None:
     if lanes is None and folder is None:
         return None
     return Host(lanes or Path(str(folder)), notice)
+
+
+def expect(grid: Grid, task: Task, layout: Manifest, sources: int) -> None:
+    """Let replies come as large as those of a training may be, where the grid bounds them.
+
+    A reply may hold arrays that no request held, such as a discriminator per source.
+
+    Args:
+        grid: a `LaneGrid`, or one without such a bound.
+        task: the training.
+        layout: of the run's model.
+        sources: how many there are.
+    """
+    if accept := getattr(grid, "expect", None):
+        stages = [stage.phase.layouts(task.options, layout) for stage in task.stages]
+        others = max(sum(each.nbytes for each in layouts.values()) for layouts in stages)
+        accept(layout.nbytes + others * max(1, sources))

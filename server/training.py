@@ -14,25 +14,21 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from fedda import models, plugins, records
+from fedda import plugins, records
 from fedda.errors import Code, NotFiniteError, QuorumError
 from fedda.exchange import Session
 from fedda.results import diagnostics
-from fedda.results.diagnostics import Doubt
 from fedda.results.read import ANSWERED, MODEL, REFINED
 from fedda.settings import RunConfig
-from fedda.wire import packing
-from fedda.wire.packing import Arrays, Kind
+from fedda.wire.packing import Arrays, Kind, layout
 
 from . import checkpoint
-from .checkpoint import UNTESTED
 from .journal import Journal, by_reason
-from .ledger import Ledger
+from .ledger import Ledger, Phases, TimedMail
 from .presence import Sites
 from .sequence import Earlier
-from .start import first_model, hints, host, planned_steps, task_for
-from .strategy_modules import base, roster
-from .timing import Phases, TimedMail
+from .start import expect, first_model, hints, host, planned_steps, save_model, task_for
+from .strategy_modules import base, post, roster
 
 FINAL = {Code.POLICY.public, Code.BUDGET.public}  # a site that says so will say so again
 
@@ -123,7 +119,7 @@ class TrainingRounds:
             entry = {
                 "round": self.round,
                 **numbers,
-                **({UNTESTED: True} if tested is None else tested),
+                **({checkpoint.UNTESTED: True} if tested is None else tested),
                 "weights": dict(strategy.weights),
                 "bytes": self.ledger.round(self.round),
                 "seconds": round(time.perf_counter() - start, 3),
@@ -137,7 +133,11 @@ class TrainingRounds:
                 strategy.memory.numbers,
                 [*state.history, entry],
                 self.ledger.state(),
-                self._select({} if self._tests_otherwise() else state.best, tested or {}),
+                diagnostics.selected(
+                    {} if diagnostics.tests_anew(self.task, self.round) else state.best,
+                    tested or {},
+                    self.round,
+                ),
             )
             with self.phases.phase("checkpoint"):
                 checkpoint.write(self.folder, state)
@@ -184,13 +184,13 @@ class TrainingRounds:
             why: what went wrong; empty if it is no matter of the model.
         """
         # Without a best round of this phase the file is an earlier phase's, or not there.
-        can = why and state.best and not self._stays
+        can = why and state.best and not self.task.stays
         best = checkpoint.read(self.folder, checkpoint.BEST) if can else None
         if best is None:
             return None
         self.round = self.strategy.last = state.round
-        self.strategy.memory = base.Memory(dict(best.numbers), dict(best.arrays))
-        tested = self._tested(self.strategy.packed(best.model)) or {UNTESTED: True}
+        self.strategy.memory = post.Memory(dict(best.numbers), dict(best.arrays))
+        tested = self._tested(self.strategy.packed(best.model)) or {checkpoint.UNTESTED: True}
         entry = state.history[-1] | tested | {diagnostics.RETURNED: best.round}
         state = replace(best, round=state.round, history=state.history, best=state.best)
         state = self._amended(state, entry)
@@ -209,8 +209,8 @@ class TrainingRounds:
 
     def _strategy(self, state: checkpoint.State) -> base.FedDA:
         """Make the strategy, with what the state says that it remembers."""
-        self._layout = packing.layout(state.model, Kind.MODEL)
-        setup = base.Setup(
+        self._layout = layout(state.model, Kind.MODEL)
+        setup = post.Setup(
             self.task,
             replace(self._layout, floats=self.task.wire.dtype),
             wait=self.config.wait,
@@ -226,12 +226,8 @@ class TrainingRounds:
             report=lambda what, facts: self.journal.write(what, **self._about, **facts),
         )
         made: base.FedDA = plugins.strategy(self.method)(setup, self.roster)
-        if expect := getattr(self.grid, "expect", None):  # a `LaneGrid`
-            # A reply may hold arrays that no request held, such as a discriminator per source.
-            stages = [s.phase.layouts(self.task.options, self._layout) for s in self.task.stages]
-            others = max(sum(each.nbytes for each in layouts.values()) for layouts in stages)
-            expect(self._layout.nbytes + others * max(1, len(self.roster.sources)))
-        made.memory = base.Memory(dict(state.numbers), dict(state.arrays))
+        expect(self.grid, self.task, self._layout, len(self.roster.sources))
+        made.memory = post.Memory(dict(state.numbers), dict(state.arrays))
         return made
 
     def _unpacked(self, arrays: ArrayRecord) -> Arrays:
@@ -275,7 +271,7 @@ class TrainingRounds:
 
     def _pause(self, why: str) -> None:
         self.journal.trouble("paused", "", f"{why} The run waits.", round=self.round)
-        needed, sources = self.strategy.needed(), self.strategy.least_sources
+        needed, sources = self.strategy.needed(), self.strategy.channel.least_sources
         self.roster = self.sites.back(self.roster, needed, sources)
         self.journal.trouble("resumed", "", "enough sites are connected again", round=self.round)
 
@@ -311,10 +307,11 @@ class TrainingRounds:
         tested = self._tested(arrays)
         if tested is None:
             return state
-        entry = {k: v for k, v in state.history[-1].items() if k != UNTESTED} | tested
-        return self._amended(replace(state, best=self._select(state.best, tested)), entry)
+        entry = {k: v for k, v in state.history[-1].items() if k != checkpoint.UNTESTED} | tested
+        best = diagnostics.selected(state.best, tested, self.round)
+        return self._amended(replace(state, best=best), entry)
 
-    def _doubts(self, history: list[dict[str, Any]]) -> list[Doubt]:
+    def _doubts(self, history: list[dict[str, Any]]) -> list[diagnostics.Doubt]:
         """Reasons to doubt the training, from what its rounds reported."""
         counts = [self.roster.counts[n.name] for n in self.roster.sources]
         return diagnostics.doubted(self.task, self.config.run.patience, counts, history)
@@ -329,33 +326,10 @@ class TrainingRounds:
         last = self._is_last
         return None if answer is None else diagnostics.of_test(answer, self.task.classes, last)
 
-    @property
-    def _stays(self) -> bool:
-        """Whether the adapted model stays at the target."""
-        return self.task.about.stays(self.task.options)
-
-    def _tests_otherwise(self) -> bool:
-        """Whether earlier rounds' infomax no longer compares with this one's."""
-        stages = [stage for stage in self.task.stages if stage.first <= self.round]
-        begins = stages[-1].first == self.round and len(stages) > 1
-        return begins and stages[-1].phase.test.leaves != stages[-2].phase.test.leaves
-
-    def _select(self, best: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
-        """The round with the highest infomax so far, the last of equal ones; it needs no label."""
-        if "infomax" not in tested or tested["infomax"] < best.get("infomax", float("-inf")):
-            return best
-        chosen = {k: tested[k] for k in ("infomax", "accuracy") if k in tested}
-        return chosen | {"round": self.round}
-
     def _finish(self, state: checkpoint.State) -> dict[str, Any]:
         task, target = self.task, self.roster.target.name
-        extension = models.Extension.of(task.about, task.options)
-        model = models.blank(task.model, task.dims, task.classes, extension)
-        models.load_arrays(model, state.model)
-        if task.model.freezes:
-            model.attach(models.backbone(task.model, task.dims, fetch=True))
         path = self.folder / MODEL
-        models.save(path, model, config=task.model, inputs=task.inputs, classes=self.roster.classes)
+        save_model(path, task, state.model, self.roster.classes)
         # The target that keeps its adapted model, and the model's file below its --state-dir.
         kept = {"site": target, "file": f"{target}/{task.training}.model.safetensors"}
         apart = (REFINED, ANSWERED)
@@ -373,7 +347,7 @@ class TrainingRounds:
             "stopped": diagnostics.sentence(
                 self.task, self.config.run.patience, state.round, state.history
             ),
-            **({"adapted": kept} if self._stays else {}),
+            **({"adapted": kept} if task.stays else {}),
             **self.strategy.findings(),
             REFINED: state.history[-1].get(REFINED),
             ANSWERED: state.history[-1].get(ANSWERED) or {},
@@ -412,7 +386,8 @@ class TrainingRounds:
             self.journal.trouble(f"exchange {what}", site, text, round=self.round, **self._about)
 
     def _notice(self, what: str, site: str, text: str) -> None:
-        if what == "clipped" and self._was_clipped(site):  # one trouble a training; rest is counted
+        clipped = {"what": "clipped", "site": site, **self._about}
+        if what == "clipped" and self.journal.knows(clipped):  # one trouble a training
             self.journal.write(what, site=site, text=text, round=self.round, **self._about)
             return
         if what in ("failed", "refused"):
@@ -421,8 +396,3 @@ class TrainingRounds:
             if node.name == site and what in ("silent", "failed"):
                 self.sites.doubt(node.id)
         self.journal.trouble(what, site, text, round=self.round, **self._about)
-
-    def _was_clipped(self, site: str) -> bool:
-        """Whether this training's troubles name a site already as one whose updates are scaled."""
-        about = {"what": "clipped", "site": site, **self._about}
-        return any(about.items() <= trouble.items() for trouble in self.journal.troubles)

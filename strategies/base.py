@@ -13,61 +13,40 @@ round to round, so that a run can be stopped and resumed. Strategies implement F
 they also run under Flower's own `Strategy.start`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
 from fedda import records
 from fedda.errors import ConfigError, NotFiniteError, QuorumError
-from fedda.exchange import Session
-from fedda.maths.coarse import largest
-from fedda.methods import Phase, Stage
-from fedda.results.read import counted
 from fedda.train import generator
-from fedda.wire.packing import ROWS, Arrays, Kind, Manifest, Packed, pack
+from fedda.wire.packing import Arrays, Kind, Manifest, Packed, pack
 
+from .sites.correspondence import Correspondence, Numbers
 from .sites.mail import Mail
-from .sites.post import Heading, Memory, Post, Setup
+from .sites.post import Setup
 from .sites.replies import Reply
 from .sites.roster import Node, Roster
 from .sites.sessions import convene, report
 from .upload_channel import CHANNELS
 
-Numbers = dict[str, Any]
 
-
-class FedDA(Strategy):
+class FedDA(Correspondence):
     """Base of the methods' strategies.
 
     Attributes:
-        roster: the sites, with the numbers of examples that serve as weights in averages.
-        round: the current round, counted from 1.
-        global_model: the model at the start of the round, in full precision.
-        model: the same model in the precision in which it is sent.
-        memory: what the strategy remembers from round to round.
         weights: how much each site counted in the last mean, for reports.
-        last: the training's last round: the planned one, or an earlier one if the run ends it.
         channel: how the sources' models come: as they are, under masks, or sealed.
     """
 
     def __init__(self, setup: Setup, roster: Roster) -> None:
-        self.setup = setup
-        self.roster = roster
-        self.task = setup.task
-        self.options = setup.task.options
-        self.post = Post(setup)
-        self.memory = Memory()
+        super().__init__(setup, roster)
         self.weights: dict[str, float] = {}
-        self.last = setup.task.rounds
         self.channel = CHANNELS[self.task.hidden](self)
-        self.session: Session | None = None
-        self._mail = setup.mail
         self._buffer: object = None  # of the model at the start of the round
 
     # ---- what a method writes -------------------------------------------------------------
@@ -80,28 +59,9 @@ class FedDA(Strategy):
         """Combine the replies to `requests` -> the next model, and the round's numbers."""
         raise NotImplementedError
 
-    def model_for(self, node: Node) -> Packed:
-        """Return the model that a source is sent to train: here the same for all."""
-        return self.model
-
-    def sent_along(self) -> dict[str, Packed]:
-        """Return the arrays that a source is sent along with the model to train: here none."""
-        return {}
-
     def tested(self) -> dict[str, Packed]:
         """Return what the target is sent to test: here the model."""
         return {"model": self.model}
-
-    def part_of(self, node: Node) -> str:
-        """Return the part that a site plays in this round."""
-        return node.role
-
-    def examine(self, reply: Reply) -> None:
-        """Check what the method requires of a reply besides contract and guard: here nothing.
-
-        Raises:
-            WireError: the reply must be refused.
-        """
 
     def findings(self) -> dict[str, Any]:
         """Return what results.json says of the training besides its rounds: here nothing."""
@@ -112,58 +72,6 @@ class FedDA(Strategy):
         return {self.roster.target.name} if "target" in self.phase.parts else set()
 
     # ---- what a method uses ---------------------------------------------------------------
-
-    @property
-    def stage(self) -> Stage:
-        """The phase of this round, with its first and its last round."""
-        return self.task.stage(self.round)
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of this round."""
-        return self.stage.phase
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this is the training's last round."""
-        return self.round == self.last
-
-    def heading(self, hop: str, part: str) -> Heading:
-        """What a request of this round names."""
-        early = self.is_last and self.round < self.task.rounds
-        return Heading(self.round, self.phase.name, hop, part, early)
-
-    @property
-    def reported(self) -> str:
-        """The number that each source reports of its training: its loss, or with noise epsilon."""
-        return "epsilon" if self.task.privacy.noise else "loss"
-
-    def of_sources(
-        self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
-    ) -> Numbers:
-        """A round's number of its sources: the mean loss, or the largest epsilon.
-
-        Args:
-            reported: each source's `reported`, by name.
-            weights: how much each source counts in the mean; they sum to 1. None: all alike.
-        """
-        if self.reported == "epsilon":
-            return {"epsilon": max(reported.values())}
-        if weights is None:
-            return {"loss": float(np.mean([reported[name] for name in sorted(reported)]))}
-        return {"loss": sum(weights[name] * reported[name] for name in sorted(reported))}
-
-    @property
-    def mail(self) -> Mail:
-        """What sends requests and fetches replies; only set once a round has begun."""
-        assert self._mail is not None
-        return self._mail
-
-    @property
-    def least_sources(self) -> int:
-        """The smallest number of sources with which a round of this phase can run."""
-        least = max(self.setup.wait.min_sources, self.channel.least)
-        return least if "source" in self.phase.parts else 0
 
     def begin(self, server_round: int, arrays: ArrayRecord, grid: Grid) -> None:
         """Begin a round: set its number, its model and what sends its requests."""
@@ -207,31 +115,6 @@ class FedDA(Strategy):
         drawn = torch.randperm(len(connected), generator=draws)[:most]
         return [connected[i] for i in sorted(drawn.tolist())]
 
-    def request(
-        self,
-        node: Node,
-        arrays: Mapping[str, Packed],
-        numbers: Mapping[str, float] | None = None,
-        hop: str = "",
-    ) -> Message:
-        """Make a request to one site, with records of its own, valid until the deadline.
-
-        Args:
-            node: the site.
-            arrays: the arrays to send.
-            numbers: the numbers to send; they may differ from site to site.
-            hop: the name of the hop; by default the first of the phase.
-        """
-        phase, hop, part = self.phase, hop or self.phase.first_hop, self.part_of(node)
-        contract, exchange = phase.part(hop, part), None
-        assert contract is not None, f"{self.task.method} asks no {part} for {hop}"
-        if contract.gradients and self.session and node.name in self.session.invitations:
-            invitation = self.session.invitations[node.name]
-            exchange = {**self.setup.summing.lazy.flat(), **invitation.flat()}
-        heading = self.heading(hop, part)
-        layouts = phase.layouts(self.options, self.setup.model)
-        return self.post.write(node, heading, contract, layouts, arrays, numbers, exchange)
-
     def test_request(self, numbers: Mapping[str, float] | None = None) -> Message:
         """Make the request that asks the target to test.
 
@@ -260,48 +143,6 @@ class FedDA(Strategy):
         tested = {n if "/" not in n else n.partition("/")[0] + "/*" for n in self.tested()}
         return bool(tested & names)
 
-    def ask(
-        self,
-        nodes: Iterable[Node],
-        hop: str,
-        arrays: Mapping[str, Packed],
-        needs: Iterable[str] = (),
-        **numbers: float,
-    ) -> Iterator[Reply]:
-        """Send the same request to some sites in mid-round -> their replies, as they arrive.
-
-        Args:
-            nodes: the sites.
-            hop: the name of the hop.
-            arrays: the arrays to send.
-            needs: names of the numbers that every reply must have.
-            numbers: the numbers to send.
-        """
-        requests = [self.request(node, arrays, numbers, hop) for node in nodes]
-        yield from self.accept(self.mail.deliver(requests, self.setup.wait.train), needs)
-
-    def ask_target(
-        self, hop: str, arrays: Mapping[str, Packed], needs: Iterable[str] = (), **numbers: float
-    ) -> Reply:
-        """Ask the target alone, as `ask` does -> its reply.
-
-        Raises:
-            QuorumError: the target gave no usable reply.
-        """
-        target = self.roster.target
-        for reply in self.ask([target], hop, arrays, needs, **numbers):
-            return reply
-        raise QuorumError(f"{target.name} ({target.role}) gave no usable reply in this round.")
-
-    def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]:
-        """Yield the replies that pass every check, as they arrive; report the others.
-
-        Args:
-            replies: messages as they came; not even their sender is checked yet.
-            needs: names of the numbers that every reply must have.
-        """
-        yield from self.post.accept(replies, needs, self.roster, self.examine, self.give_up)
-
     def convene(self, groups: Mapping[str, Iterable[Node]], syncs: int, alike: bool = True) -> None:
         """Open a session of the exchange, in which sites sum gradients.
 
@@ -320,13 +161,6 @@ class FedDA(Strategy):
         layouts = self.phase.layouts(self.options, self.setup.model)
         apart = self.roster.target if alike else None
         self.session = convene(self.setup, layouts, groups, syncs, apart)
-
-    def give_up(self, name: str, why: str = "") -> None:
-        """Note that a site's reply is not waited for any more, and why if it has not said so."""
-        if why:
-            self.post.lost[name] = why
-        if self.session is not None:
-            self.session.give_up(name)
 
     def failed(self) -> bool:
         """Whether the session of the exchange ended early, so that the round cannot succeed."""
@@ -362,32 +196,7 @@ class FedDA(Strategy):
         Raises:
             QuorumError: the count is below `wait.min-sources`, or below what the channel needs.
         """
-        if count < (least := self.least_sources):
-            own = least == self.setup.wait.min_sources
-            needed = f"wait.min-sources is {least}" if own else f"{self.channel.what} needs {least}"
-            are = "is" if count == 1 else "are"
-            raise QuorumError(f"{counted(count, 'source')} {are} left in this round, but {needed}.")
-
-    def as_sent(self, packed: Packed) -> Packed:
-        """Convert a model to the precision in which it is sent, `wire.dtype`.
-
-        One that is sent as int8 remembers what it was, for the changes of it that come back.
-
-        Raises:
-            NotFiniteError: a value is too large for that precision.
-        """
-        floats = self.task.wire.dtype
-        if packed.manifest.floats == floats:
-            return packed
-        sent = pack(packed.unpack(), Kind.MODEL, floats)
-        try:
-            sent.check_finite("the server")
-        except NotFiniteError as error:
-            raise NotFiniteError(
-                f"{error} wire.dtype is {floats}, whose largest value is {largest(floats)}; "
-                "set it to float32."
-            ) from None
-        return replace(sent, whole=packed) if floats in ROWS else sent
+        self.channel.enough(count)
 
     def packed(self, arrays: Arrays) -> ArrayRecord:
         """Convert a model to Flower's record; at the server it is always in full precision."""

@@ -12,7 +12,7 @@ methods may have which. Masks and seals need a hop for keys before the one that 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.app import Message
@@ -21,56 +21,15 @@ from fedda.algorithms import fedavg
 from fedda.config import LEAST_HIDDEN, GuardConfig
 from fedda.errors import QuorumError, SecureError
 from fedda.maths.average import RobustMean, RunningMean, least_for
-from fedda.methods import Phase
+from fedda.results.read import counted
 from fedda.secure.masks import FixedPoint, MaskedSum, narrow
 from fedda.wire.packing import Arrays, Packed
 
-from .sites.mail import Mail
-from .sites.post import Post, Setup
+from .sites.correspondence import Correspondence
 from .sites.replies import Reply
-from .sites.roster import Node, Roster
+from .sites.roster import Node
 
 Alpha = dict[str, float]
-
-
-class Strategy(Protocol):
-    """A strategy, as far as it matters here."""
-
-    setup: Setup
-    roster: Roster
-    post: Post
-    round: int
-    model: Packed
-    global_model: Packed
-
-    @property
-    def phase(self) -> Phase: ...
-    @property
-    def reported(self) -> str: ...
-    @property
-    def mail(self) -> Mail: ...
-    def model_for(self, node: Node) -> Packed: ...
-    def sent_along(self) -> dict[str, Packed]: ...
-    def request(
-        self,
-        node: Node,
-        arrays: Mapping[str, Packed],
-        numbers: Mapping[str, float] | None = None,
-        hop: str = "",
-    ) -> Message: ...
-    def ask(
-        self,
-        nodes: Iterable[Node],
-        hop: str,
-        arrays: Mapping[str, Packed],
-        needs: Iterable[str] = (),
-    ) -> Iterator[Reply]: ...
-    def accept(self, replies: Iterable[Message], needs: Iterable[str] = ()) -> Iterator[Reply]: ...
-    def enough(self, count: int) -> None: ...
-    def as_sent(self, packed: Packed) -> Packed: ...
-    def of_sources(
-        self, reported: Mapping[str, float], weights: Mapping[str, float] | None = None
-    ) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +46,7 @@ class Mean:
 class OpenChannel:
     """Models as they are."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Correspondence) -> None:
         self._of = strategy
 
     @property
@@ -100,6 +59,24 @@ class OpenChannel:
     def what(self) -> str:
         """What needs so many sources."""
         return f"guard.mean={self._of.setup.guard.mean}"
+
+    @property
+    def least_sources(self) -> int:
+        """The smallest number of sources with which a round of this phase can run."""
+        least = max(self._of.setup.wait.min_sources, self.least)
+        return least if "source" in self._of.phase.parts else 0
+
+    def enough(self, count: int) -> None:
+        """Check the quorum of sources.
+
+        Raises:
+            QuorumError: the count is below `wait.min-sources`, or below what the channel needs.
+        """
+        if count < (least := self.least_sources):
+            own = least == self._of.setup.wait.min_sources
+            needed = f"wait.min-sources is {least}" if own else f"{self.what} needs {least}"
+            are = "is" if count == 1 else "are"
+            raise QuorumError(f"{counted(count, 'source')} {are} left in this round, but {needed}.")
 
     def requests(self, nodes: Sequence[Node], beside: Sequence[Node] = ()) -> list[Message]:
         """Make the requests that ask sources for models: a model to each site.
@@ -143,7 +120,7 @@ class OpenChannel:
                 reported[name] = float(reply.numbers[of.reported])
                 mean.add(reply.model().unpack(), shares[name], name)
             del reply  # free it before the next one is fetched
-        of.enough(len(reported))
+        self.enough(len(reported))
         model = mean.result()
         if isinstance(mean, RobustMean):
             weights = mean.shares
@@ -209,7 +186,7 @@ class MaskedChannel(OpenChannel):
         of = self._of
         keys = {reply.node: reply.arrays["key"] for reply in of.accept(replies)}
         group = sorted(keys, key=lambda node: node.name)
-        of.enough(len(group))
+        self.enough(len(group))
         counts = {node.name: counts[node.name] for node in group}
         most, weight = max(counts.values()), sum(counts.values())
         like, short = of.model.unpack(), narrow(of.model.manifest)

@@ -298,7 +298,7 @@ def test_its_state_is_that_of_the_optimizer_inside() -> None:
 def about(method: str) -> Any:
     """Three methods in the gate; each other one once its files change."""
     own = (f"clients/{method}.py", f"fedda/contrib/methods/{method}")
-    files = ("fedda/models", "clients/base.py", *own)
+    files = ("fedda/models", "clients/base.py", "clients/site/trainer.py", *own)
     inside = method in ("kd3a", "fdann", "feddadil")
     return method if inside else pytest.param(method, marks=pytest.mark.nightly(*files))
 

@@ -186,7 +186,7 @@ def replies(
         )
         gate = SimpleNamespace(books=False, policy=Policy())
         few.site = SimpleNamespace(reproducible=True, gate=gate)
-        noised.train(few)
+        noised.train(few, few.labels, few.penalty)
         moved = zip(few.model.parameters(), few.start, strict=True)
         found.append(torch.cat([(p - q).double().flatten() / clip for p, q in moved]))
     return torch.stack(found).detach().numpy()
@@ -267,7 +267,7 @@ def test_a_penalty_is_added_after_the_noise() -> None:
     few: Any = Few(network(), 8, penalty=2.0)
     steps_of(few, [0, 1], {"clip": 0.1})
     before = [p.grad.clone() for p in few.model.parameters()]
-    noised._penalty_gradient(few)
+    noised._penalty_gradient(few.model, few.penalty())
     for p, g in zip(few.model.parameters(), before, strict=True):
         assert torch.allclose(p.grad, g + 2.0)  # mu (w - w_t + 1) at w = w_t
 

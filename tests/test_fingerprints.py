@@ -9,7 +9,11 @@ import pytest
 from tests import fingerprints
 
 # What every method computes with.
-SHARED = ("fedda/train.py", "fedda/models", "fedda/maths", "clients/base.py", "strategies/base.py")
+SHARED = (
+    *("fedda/train.py", "fedda/models", "fedda/maths"),
+    *("clients/base.py", "clients/site/trainer.py"),
+    *("strategies/base.py", "strategies/sites/correspondence.py"),
+)
 TAKEN: dict[str, Any] = json.loads(fingerprints.RECORDS.read_text())
 
 

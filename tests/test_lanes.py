@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -273,7 +273,7 @@ class Node:
         self.lanes = Lanes(f"127.0.0.1:{port}", self.tell, lambda _: 2**30)
         resident = Resident(lambda m, c: act(m, c), {}, self.tell)
         self._over = False
-        self.lanes.over(self.session)
+        self.lanes.over(cast(Any, self.session))
         honest = self.lanes.receive
 
         def receive() -> Any:
@@ -459,7 +459,7 @@ def test_a_busy_server_is_asked_less_often(
     session.waited = held
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append)
     monkeypatch.setattr(site_end, "time", clock)
-    lanes._poll(session, lanes._now)
+    lanes._poll(cast(Any, session), lanes._now)
     assert slept == pytest.approx([pause] * 4)
 
 

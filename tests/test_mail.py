@@ -16,7 +16,7 @@ from fedda.errors import Code
 from fedda.flower import ErrorCode, make_message
 from fedda.wire import packing
 from fedda.wire.packing import Kind, Packed
-from server import timing
+from server import journal
 from server.simulation import LocalGrid
 from strategies.sites import mail
 from strategies.sites.mail import Mail
@@ -307,8 +307,8 @@ def test_a_message_that_answers_no_request_is_passed_over() -> None:
 
 def test_whom_a_run_waits_for_is_said_at_growing_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    reminder, said = timing.Reminder(), []
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    reminder, said = journal.Reminder(), []
     for _ in range(1000):
         clock[0] += 0.5
         if seconds := reminder.due():

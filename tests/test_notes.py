@@ -22,7 +22,7 @@ from fedda import data, models
 from fedda.errors import ConfigError
 from fedda.halves import load
 from fedda.settings import RunConfig, Task
-from server.timing import PHASES
+from server.ledger import PHASES
 from tests.local_grid import FAST, TESTED, Node, ScriptedGrid, run
 from tests.test_run import timeless
 

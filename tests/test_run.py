@@ -23,7 +23,7 @@ from fedda.results.read import summary
 from fedda.results.remarks import missing_tests
 from fedda.wire import packing
 from fedda.wire.packing import Kind
-from server import checkpoint, presence, timing
+from server import checkpoint, journal, presence
 from server.journal import Event, Journal
 from server.presence import Sites
 from server.simulation import folders, simulate
@@ -132,7 +132,10 @@ RESUMED: list[dict[str, Any]] = [
 
 LOCAL = {"method": "kd3a", "kd3a.heads": "local", "kd3a.smoothing": 0.7}  # a strategy remembers
 QUICK = ({"method": "kd3a"}, {"method": "fedavg"}, LOCAL)
-ABOUT = ("server/checkpoint.py", "server/training.py", "clients/base.py", "strategies/base.py")
+ABOUT = (
+    *("server/checkpoint.py", "server/training.py", "clients/base.py", "clients/site/trainer.py"),
+    *("strategies/base.py", "strategies/sites/correspondence.py"),
+)
 
 
 def nightly(method: str) -> pytest.MarkDecorator:
@@ -836,7 +839,7 @@ def test_an_answer_counts_for_the_site_that_was_asked_alone(
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run say at once and often for whom it waits."""
-    monkeypatch.setattr(timing, "SAY", (0.01, 0.01))
+    monkeypatch.setattr(journal, "SAY", (0.01, 0.01))
 
 
 @pytest.mark.usefixtures("talkative")

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[1]
 TOPS = ("fedda", "server", "clients", "strategies")
 # Lines of code of each room at most; raising one is a line in a change, with its reason.
 BUDGETS = {
-    "clients": 1_689,  # what no noise hides is not told through noise
-    "clients/node": 867,
+    "clients": 1_514,  # what no noise hides is not told through noise
+    "clients/node": 862,
     "clients/policy": 832,  # what a part is taught by is known by its contract
     "clients/shared": 513,  # gradients are shortened in one place
-    "clients/site": 2_302,  # methods that tell without noise take no part in it
+    "clients/site": 2_471,  # methods that tell without noise take no part in it
     "fedda": 1_119,  # where a model leaves is asked of its phase
     "fedda/adversarial": 405,
     "fedda/algorithms": 1_069,
@@ -30,21 +30,21 @@ BUDGETS = {
     "fedda/data": 4_877,  # what is asked of any site's data is one protocol
     "fedda/exchange": 1_162,
     "fedda/flower": 92,
-    "fedda/lane": 806,
+    "fedda/lane": 873,
     "fedda/library": 1_008,  # what holds the same arrays is not written again
     "fedda/look": 273,
     "fedda/maths": 1_157,
     "fedda/models": 1_429,
     "fedda/ops": 1_356,  # of several authorities that counts which is used
-    "fedda/results": 1_355,  # outputs that nobody reads
+    "fedda/results": 1_364,  # outputs that nobody reads
     "fedda/secure": 427,
-    "fedda/settings": 707,  # settings that came already are not read again
+    "fedda/settings": 710,  # settings that came already are not read again
     "fedda/wire": 377,
-    "server": 2_339,  # sites are left out only where a run remains
+    "server": 2_272,  # sites are left out only where a run remains
     "server/superlink": 1_464,
     "server/watching": 365,
-    "strategies": 1_265,  # what an added strategy returns is checked, and is finite
-    "strategies/sites": 745,
+    "strategies": 1_130,  # what an added strategy returns is checked, and is finite
+    "strategies/sites": 862,
 }
 
 

@@ -112,7 +112,9 @@ IN_TURN: dict[str, dict[str, Any]] = {
 }
 
 
-LATER = pytest.mark.nightly("server", "strategies", "clients/base.py", "clients/shared")
+LATER = pytest.mark.nightly(
+    *("server", "strategies", "clients/base.py", "clients/site/trainer.py", "clients/shared")
+)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -64,16 +64,6 @@ class Signed(httpx.Auth):
         yield request
 
 
-class FleetSession(Protocol):
-    """The members of `Fleet` that `Lanes` needs."""
-
-    node_id: int
-    key: ec.EllipticCurvePrivateKey  # of this session: the site's, or one to throw away
-    waited: float  # seconds for which the server held the last request for work
-
-    def receive(self) -> Message | None: ...
-
-
 class Fleet:
     """A session of this node at a SuperLink, with heartbeats from a thread."""
 
@@ -102,10 +92,11 @@ class Fleet:
             offers: what the site says of itself, as `fedda.ops.refusal.offers` writes it.
         """
         self.node_id = 0
-        self.waited = 0.0
+        self.waited = 0.0  # seconds for which the server held the last request for work
         self._on_lost = on_lost
         self._offers = offers
         self._self_registered = key is None
+        # Of this session: the site's, or one to throw away.
         self.key = ec.generate_private_key(keys.CURVE) if key is None else key
         self._public = keys.pem(self.key.public_key())
         self._client = http_api.client(

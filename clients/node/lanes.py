@@ -27,7 +27,7 @@ from fedda.lane.lane_end import Ended, LaneEnd
 from fedda.lane.parcels import Incoming
 
 from .failures import Away, RunOver
-from .fleet import FleetSession
+from .fleet import Fleet
 from .patience import OnEvent, persist
 
 FLOWERS = "a run with run.transport=flower needs `fedda-client --stock`"
@@ -196,7 +196,7 @@ class Lanes:
         self._now = -1
         self.node_id = 0
 
-    def over(self, fleet: FleetSession) -> None:
+    def over(self, fleet: Fleet) -> None:
         """Take a new session at the server; lanes go on, unless the node is another now."""
         if self.node_id not in (0, fleet.node_id):
             self.close()
@@ -267,7 +267,7 @@ class Lanes:
 
     # ---- the thread that asks the server for invitations ---------------------------------------
 
-    def _poll(self, fleet: FleetSession, session: int) -> None:
+    def _poll(self, fleet: Fleet, session: int) -> None:
         while session == self._now:
             try:
                 asked = time.monotonic()

@@ -2,6 +2,7 @@
 
 memory           its data, and the policy that it obeys
 workspace        a training's model, optimizers, and what stays from round to round; a test's model
+trainer          what a method trains with: data, model, batches, optimizers, states
 blocks           how it divides its images, so that no server can single one out
 reading          progress of its long work before it can train
 frozen           the frozen part of a pretrained network, run once per image

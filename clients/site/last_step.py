@@ -5,54 +5,38 @@ each training is a run of its own, as in a comparison, the site is told which fi
 """
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
 
 from fedda import models, refining
-from fedda.data import Labelled, Unlabelled
 from fedda.errors import FeddaError
 from fedda.halves import REFERENCE
 from fedda.models import Model, refined
 from fedda.refining import Refined
-from fedda.wire import AGREED, CHANGED, Number
-from fedda.wire.packing import Arrays
+from fedda.wire import AGREED, CHANGED
 
 from . import state
-from .memory import Site
-from .request import Numbers, Request
+from .request import Numbers
 from .teacher import unrelated
+from .trainer import Trainer
 
 logger = logging.getLogger("fedda.site")
 
 
-class ServedClient(Protocol):
-    """The members of a method's client that are used at its site."""
-
-    @property
-    def site(self) -> Site: ...
-    @property
-    def request(self) -> Request: ...
-    @property
-    def trains(self) -> bool: ...
-    @property
-    def data(self) -> Labelled | Unlabelled: ...
-    @property
-    def model(self) -> Model: ...
-    def adapted(self) -> Model: ...
-    def keepsakes(self) -> Arrays: ...
-    def privatise(self, number: Number, value: float, images: int) -> float: ...
-
-
-def take(client: ServedClient) -> Refined | None:
+def take(client: Trainer, adapted: Callable[[], Model]) -> Refined | None:
     """Refine the last round's model and keep the result here; None if the run asks for none.
 
     Where nothing can be refined, this site's log says why, and the run goes on.
+
+    Args:
+        client: the target's.
+        adapted: returns the predictor under test.
     """
     task, site = client.request.task, client.site
     if task.refine == "none":
         return None
     x = client.data.x
     try:
-        members = _source_only(client), client.adapted()
+        members = _source_only(client), adapted()
         about = task.model, task.dims, task.refine, task.shares
         taught = site.taught(task)
         made = refining.refined_model(*members, x, *about, taught)
@@ -70,7 +54,7 @@ def take(client: ServedClient) -> Refined | None:
     return made
 
 
-def reported(client: ServedClient, made: Refined | None, images: int) -> Numbers:
+def reported(client: Trainer, made: Refined | None, images: int) -> Numbers:
     """What a test says without labels of a refined model, over so many images.
 
     If none was made, nothing; but through noise, as of a model that stays as it is: that there is
@@ -84,7 +68,7 @@ def reported(client: ServedClient, made: Refined | None, images: int) -> Numbers
     return {n: client.privatise(n, v, images) for n, v in shares.items()}
 
 
-def _source_only(client: ServedClient) -> Model | None:
+def _source_only(client: Trainer) -> Model | None:
     """The source-only model, from its last step; None if it had none here, or of other inputs."""
     task, site = client.request.task, client.site
     if task.method == REFERENCE:

@@ -15,7 +15,7 @@ A round takes as many steps as without noise, on batches of all examples and not
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,28 +26,23 @@ from fedda.config import PrivacyConfig
 from fedda.models import Model
 from fedda.secure.accountant import Steps, epsilon, missing
 
-from .last_step import ServedClient
 from .request import Numbers
+from .trainer import Trainer
 
 MEMORY = 2**26  # values that the gradients of single examples take at a time
 
 
-class PrivateLearner(ServedClient, Protocol):
-    """A source's client, as far as it matters here."""
-
-    @property
-    def task(self) -> Any: ...
-    @property
-    def device(self) -> torch.device: ...
-    def optimizer(self) -> Any: ...
-    def generator(self, purpose: str) -> torch.Generator: ...
-    def inputs(self, indices: Tensor) -> Tensor: ...
-    def labels(self, indices: Tensor) -> Tensor: ...
-    def penalty(self) -> Tensor | float: ...
-
-
-def train(client: PrivateLearner) -> Numbers:
+def train(
+    client: Trainer,
+    labels: Callable[[Tensor], Tensor],
+    penalty: Callable[[], Tensor | float],
+) -> Numbers:
     """Train for a round.
+
+    Args:
+        client: a source's.
+        labels: returns the labels of images.
+        penalty: returns what a method adds to the loss; it depends on no example.
 
     Raises:
         BudgetError: it would spend more than the site's policy allows.
@@ -61,13 +56,13 @@ def train(client: PrivateLearner) -> Numbers:
     optimizer = client.optimizer()
 
     def loss_of(part: Tensor) -> Tensor:
-        return F.cross_entropy(client.model(client.inputs(part)), client.labels(part))
+        return F.cross_entropy(client.model(client.inputs(part)), labels(part))
 
     with per_example(client.model):
         for _ in range(n):
             batch = torch.from_numpy((draws.random(N) < q).nonzero()[0])
             noisy_gradient(optimizer, loss_of, batch, settings, q * N, noise)
-            _penalty_gradient(client)
+            _penalty_gradient(client.model, penalty())
             optimizer.step()
     return {"steps": n, "epsilon": spent}
 
@@ -128,11 +123,10 @@ def clipped(g: Sequence[Tensor], clip: float) -> list[Tensor]:
     return [torch.einsum("n,n...->...", factor, x[finite].double()) for x in g]
 
 
-def _penalty_gradient(client: PrivateLearner) -> None:
-    """Add the gradient of what a method adds to the loss; it depends on no example."""
-    penalty = client.penalty()
+def _penalty_gradient(model: Model, penalty: Tensor | float) -> None:
+    """Add the gradient of what a method adds to the loss."""
     if isinstance(penalty, Tensor):
-        own = [p for p in client.model.parameters() if p.requires_grad]
+        own = [p for p in model.parameters() if p.requires_grad]
         for p, g in zip(own, torch.autograd.grad(penalty, own, allow_unused=True), strict=True):
             if g is not None and p.grad is not None:
                 p.grad += g
@@ -154,7 +148,7 @@ def per_example(model: Model) -> Iterator[None]:
         hooked.to_standard_module()
 
 
-def _spend(client: PrivateLearner, steps: Steps) -> float:
+def _spend(client: Trainer, steps: Steps) -> float:
     """Book a round's steps -> epsilon of all steps with them."""
     gate = client.site.gate
     if gate.books:
@@ -163,7 +157,7 @@ def _spend(client: PrivateLearner, steps: Steps) -> float:
     return epsilon([(sigma, q, n * client.request.round)], gate.policy.privacy.delta)
 
 
-def _generators(client: PrivateLearner) -> tuple[np.random.Generator, np.random.Generator]:
+def _generators(client: Trainer) -> tuple[np.random.Generator, np.random.Generator]:
     """What draws the batches, and the noise; who knew the seed could take the noise away.
 
     numpy's have 128 bits of the system's chance. Of torch's on the CPU, a seed has only 32.

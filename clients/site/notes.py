@@ -33,8 +33,8 @@ from fedda.refining import Refined
 from fedda.train import generator
 
 from . import before_after
-from .last_step import ServedClient
 from .state import TRAINING
+from .trainer import Trainer
 
 logger = logging.getLogger("fedda.site")
 
@@ -49,7 +49,7 @@ BATCH = 100
 LARGEST = float(np.finfo(np.float16).max)
 
 
-def received(client: ServedClient) -> float:
+def received(client: Trainer) -> float:
     """Note the model of a training request before it is trained -> the seconds this took."""
     start = time.perf_counter()
     if client.site.notes and client.request.comes_first:
@@ -57,13 +57,19 @@ def received(client: ServedClient) -> float:
     return time.perf_counter() - start
 
 
-def tested(client: ServedClient, test: Labelled | None, p: Tensor | None) -> None:
+def tested(
+    client: Trainer,
+    test: Labelled | None,
+    p: Tensor | None,
+    keepsakes: Callable[[], dict[str, np.ndarray]],
+) -> None:
     """Note the model of a test, and its predictions for the test images.
 
     Args:
         client: the target's client.
         test: the labelled test images, if there are any.
         p: (N, C) the predicted class probabilities of these images.
+        keepsakes: returns what the method adds to the notes of the last round.
     """
 
     def take() -> None:
@@ -72,14 +78,14 @@ def tested(client: ServedClient, test: Labelled | None, p: Tensor | None) -> Non
         notes.take("tested", first=not client.trains, test=test)
         if test is not None and p is not None and notes.is_last and p.shape[1] <= CLASSES:
             notes.confusion(test, p)
-        if notes.is_last and (arrays := client.keepsakes()):
+        if notes.is_last and (arrays := keepsakes()):
             notes.write_arrays(DICTIONARY, arrays)
 
     if client.site.notes:
         _harmlessly(client, take)
 
 
-def refined(client: ServedClient, made: Refined) -> None:
+def refined(client: Trainer, made: Refined) -> None:
     """Note the target's last step."""
     if client.site.notes:
         _harmlessly(client, lambda: Notes(client).refined(made))
@@ -88,7 +94,7 @@ def refined(client: ServedClient, made: Refined) -> None:
 class Notes:
     """The notes of one site about one request."""
 
-    def __init__(self, client: ServedClient) -> None:
+    def __init__(self, client: Trainer) -> None:
         request, site = client.request, client.site
         task = request.task
         assert site.state_dir is not None
@@ -189,7 +195,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def _harmlessly(client: ServedClient, take: Callable[[], None]) -> None:
+def _harmlessly(client: Trainer, take: Callable[[], None]) -> None:
     """Take notes, leave model and random numbers as they were, and log every error."""
     device = client.site.device
     gpus = [device] if device.type == "cuda" else []

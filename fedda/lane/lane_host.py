@@ -4,9 +4,10 @@ Where no gateway of fedda's is, as with Flower's own SuperLink, it is a port of 
 site has one lane for its requests, and another one while it sums gradients.
 """
 
+import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import grpc
 
 from fedda.errors import RunError, WireError
+from fedda.files import put
 from fedda.ops import system
 from fedda.ops.address import Address
+from fedda.ops.spawn import WORK
 
 from . import invitation, parcels, tls
 from .invitation import LaneInvitation
@@ -56,6 +59,9 @@ class LaneHost:
         certificate, key = tls.fresh(self.name)
         self.certificate = certificate.decode()
         self._path = place / self.name if isinstance(place, Path) else None
+        # What those read who watch the gateway.
+        self._work = place / f"{self.name}{WORK}" if isinstance(place, Path) else None
+        self._said = ""
         # By the ticket's hash: the lane, whether a signature is the site's, and its name.
         self._known: dict[bytes, tuple[LaneEnd, Callable[[str], bool], str]] = {}
         self._strangers = 0
@@ -108,9 +114,35 @@ class LaneHost:
         self._known[tls.hashed(ticket)] = line, lambda said: is_signed(made, said), who
         return made
 
+    def invite_node(self, ticket: str, line: LaneEnd, node: Any) -> LaneInvitation:
+        """Let one of Flower's nodes come, which signs with its key if the server knows that.
+
+        Args:
+            ticket: the site's.
+            line: takes its connections.
+            node: what Flower's server knows of it.
+        """
+        public = bytes(node.public_key)
+
+        def is_own(made: LaneInvitation, said: str) -> bool:
+            return not public or invitation.is_signed(public, made.claim(node.node_id), said)
+
+        return self.invite(ticket, line, node.name or f"node {node.node_id}", is_own)
+
     def forget(self, ticket: str) -> None:
         """Let nobody come with this ticket any more."""
         self._known.pop(tls.hashed(ticket), None)
+
+    def say(self, run: int, nodes: Mapping[int, str]) -> None:
+        """Write down what sites work on, for those who watch the server.
+
+        Args:
+            run: Flower's number of the run.
+            nodes: what each of them does, by its number.
+        """
+        if self._work and (text := json.dumps([run, nodes])) != self._said:
+            put(self._work, text)
+            self._said = text
 
     def close(self) -> None:
         """End all lanes: the run is over."""
@@ -119,8 +151,8 @@ class LaneHost:
         self._known = {}
         self._server.stop(GRACE_S).wait()
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._path:
-            self._path.unlink(missing_ok=True)
+        for path in filter(None, (self._path, self._work)):
+            path.unlink(missing_ok=True)
 
     def _serve(self, incoming: Iterator[bytes], context: Any) -> Iterator[bytes]:
         about = dict(context.invocation_metadata())

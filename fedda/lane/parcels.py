@@ -9,12 +9,16 @@
 
 The first byte of a frame is its kind. The head is a JSON text: the message's metadata, its tables,
 and type, shape and size of each array. So it says how much will come before any of it does.
+
+A request of a run and what came as its reply are an `Asked`.
 """
 
 import base64
 import io
 import json
+import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +36,9 @@ from flwr.app import (
 
 from fedda import flower
 from fedda.errors import WireError
+from fedda.flower import ErrorCode
+
+log = logging.getLogger("fedda.server")
 
 PIECE = 2**22  # bytes
 MOST_HEAD = 2**23  # bytes of a head: tables, no arrays
@@ -40,6 +47,8 @@ OFFSET = 8  # bytes of the number at which a message goes on
 MOST_ARRAYS = 10_000
 MOST_ARRAY = 2**40  # bytes
 NAME = 255  # characters of a name or a type
+# With which the server itself answers that a site is gone, or that the deadline has passed.
+OWN = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE)
 
 HELLO, BEGIN, PART, WHOLE, NOTE, END = b"HBPANE"
 UNREADABLE = "a message of the lane cannot be read"
@@ -283,3 +292,70 @@ def _name(value: Any) -> str:
     if not isinstance(value, str) or len(value) > NAME:
         raise ValueError
     return value
+
+
+@dataclass
+class Asked:
+    """An open request.
+
+    Attributes:
+        node: where it went.
+        head: it, without its content.
+        ends: until when, on the monotonic clock, its reply counts.
+        taken: whether the site has all of it.
+        came: when its reply came.
+        reply: what came, or why nothing will.
+        part: whether only a part of the reply came.
+        refused: why its reply is not taken.
+    """
+
+    node: int
+    head: Message
+    ends: float
+    taken: bool = False
+    came: float = 0.0
+    reply: Incoming | Error | None = None
+    part: bool = False
+    refused: str = ""
+
+    @classmethod
+    def of(cls, message: Message, name: str) -> "Asked":
+        """A request that is about to be sent under a name."""
+        meta = message.metadata
+        about = Metadata(
+            run_id=meta.run_id,
+            message_id=name,
+            src_node_id=meta.src_node_id,
+            dst_node_id=meta.dst_node_id,
+            reply_to_message_id="",
+            group_id=meta.group_id,
+            created_at=meta.created_at,
+            ttl=meta.ttl,
+            message_type=meta.message_type,
+        )
+        head = flower.make_message(metadata=about, content=RecordDict())
+        return cls(
+            meta.dst_node_id, head, time.monotonic() + meta.created_at + meta.ttl - time.time()
+        )
+
+    def answer(self) -> Message:
+        """The reply, given away; what Flower's server would say itself is said in its name."""
+        reply, self.reply = self.reply, None
+        if isinstance(reply, Incoming):
+            try:
+                said = reply.message()
+            except Exception:  # nothing that a site sends may end the run
+                log.exception("a reply cannot be read")
+                return Message(Error(ErrorCode.UNKNOWN, "it cannot be read"), reply_to=self.head)
+            if not said.has_error():
+                return Message(said.content, reply_to=self.head)
+            return Message(said.error, reply_to=self.head)
+        assert isinstance(reply, Error)
+        if reply.code not in OWN or self.part:
+            return Message(reply, reply_to=self.head)
+        meta, own = self.head.metadata, flower.SUPERLINK_NODE_ID
+        about = Metadata(
+            *(meta.run_id, "", own, own, meta.message_id),
+            *(meta.group_id, time.time(), 0.0, meta.message_type),
+        )
+        return flower.make_message(metadata=about, error=reply)

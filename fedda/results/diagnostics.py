@@ -191,6 +191,27 @@ def of_test(told: Mapping[str, Any], classes: int, last: bool) -> dict[str, Any]
     return tested
 
 
+def selected(best: dict[str, Any], tested: Round, server_round: int) -> dict[str, Any]:
+    """The round with the highest infomax so far, the last of equal ones; it needs no label.
+
+    Args:
+        best: the one of the rounds before; empty if there is none.
+        tested: what a round's test found.
+        server_round: this round.
+    """
+    if EVIDENCE not in tested or tested[EVIDENCE] < best.get(EVIDENCE, float("-inf")):
+        return best
+    chosen = {k: tested[k] for k in (EVIDENCE, "accuracy") if k in tested}
+    return chosen | {"round": server_round}
+
+
+def tests_anew(task: Task, server_round: int) -> bool:
+    """Whether earlier rounds' infomax no longer compares with that of a round."""
+    stages = [stage for stage in task.stages if stage.first <= server_round]
+    begins = stages[-1].first == server_round and len(stages) > 1
+    return begins and stages[-1].phase.test.leaves != stages[-2].phase.test.leaves
+
+
 def last_round(task: Task, patience: int, history: Sequence[Round]) -> int:
     """The last round of a training: the planned one, or the one after patience has run out.
 

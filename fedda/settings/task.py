@@ -83,6 +83,11 @@ class Task(sections.Section):
             return "sum"
         return "sealed" if hiding.seals(plugins.method(self.method), self.options) else "none"
 
+    @property
+    def stays(self) -> bool:
+        """Whether the adapted model stays at the target."""
+        return self.about.stays(self.options)
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The phases with their rounds."""

@@ -140,8 +140,8 @@ def open_risks(
     epochs, made = options.get("epochs", 0), options.get("epochs-of-the-run", 0)
     if epochs < made:
         risks.append(
-            f"Membership was measured on models of {counted(epochs, 'epoch')}, and the run made {made}: its "
-            "own models may tell more."
+            f"Membership was measured on models of {counted(epochs, 'epoch')}, and the run made "
+            f"{made}: its own models may tell more."
         )
     missing = [name for name in ATTACKS if name not in {f.attack for f in found}]
     if missing:
