@@ -18,6 +18,7 @@ from fedda.data import Labelled
 from fedda.errors import FewImagesError, RefineError, WireError
 from fedda.exchange import Stream
 from fedda.maths import ocs
+from fedda.maths.validators import infomax
 from fedda.models import evaluating
 from fedda.train import seed_for
 from fedda.wire import INFOMAX
@@ -25,7 +26,6 @@ from fedda.wire.packing import Packed
 
 from . import dils, fedavg
 from .shared.shared_discriminator import Copy
-from .site.output_privacy import infomax
 from .site.request import Numbers
 
 SUMS = 5  # the last ones; further back the way to the end is longer than the rule is exact
