@@ -24,7 +24,6 @@ from fedda.results.read import summary
 from fedda.results.story import tell
 from fedda.settings import RunConfig, Task
 from fedda.wire import Part, Rule
-from server.training import TrainingRounds
 from tests.local_grid import Node, ScriptedGrid, run, stop_after
 from tests.test_run import Untestable
 
@@ -297,10 +296,9 @@ def test_without_a_best_round_of_its_phase_a_training_goes_on(
     domains: list[Node], runs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best round of an earlier phase is no way back, and its file is not there any more."""
-    select = TrainingRounds._select
-    monkeypatch.setattr(
-        TrainingRounds, "_select", lambda self, *a: select(self, *a) if self.round == 1 else {}
-    )
+    select = diagnostics.selected
+    first = lambda best, tested, number: select(best, tested, number) if number == 1 else {}  # noqa: E731
+    monkeypatch.setattr(diagnostics, "selected", first)
     after = lambda task, history: "it has collapsed" * (len(history) > 1)  # noqa: E731
     monkeypatch.setattr(diagnostics, "collapse", after)
     results, events = run(domains, runs | {"method": "fedavg", "rounds": 3, "run.refine": "none"})
