@@ -1,6 +1,6 @@
 """What all benchmark readers share: a `Request` in, `Sites` out, and the errors for wrong files."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from fedda.data.file_lists import key
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
+from fedda.results.read import counted
 
 Arrays = dict[str, np.ndarray]
 ByClass = dict[str, list[Path]]
@@ -165,6 +166,14 @@ class ImportRequest:
         """Random numbers for one domain, the same whichever other domains are imported."""
         return np.random.default_rng([self.options.seed, *domain.encode()])
 
+    def passed_over(self, where: Path, entries: list[Path], kinds: Collection[str]) -> None:
+        """Add a note if files and folders of a domain are left out, as they are of no such kind."""
+        if names := listed([entry.relative_to(where).as_posix() for entry in entries], 3):
+            self.notes.append(
+                f"{where}: {counted(len(entries), 'item')} passed over ({names}): only "
+                f"{listed(sorted(kinds), 9)} files in the class folders are read"
+            )
+
     def wrong(self, found: str) -> DataError:
         """The error for missing files: what was found, what is needed and where it is published."""
         return DataError(
@@ -212,7 +221,8 @@ def domain_folders(request: ImportRequest) -> dict[str, Path]:
     wanted = request.domains
     for folder in levels(request.source):
         # Names are looked up in a dict, so that each folder is listed once.
-        inside = {key(f.name): f for f in reversed(_folders(folder))}
+        folders = _folders(folder)
+        inside = {key(f.name): f for f in reversed(folders)}
         matches = {
             d: next(inside[n] for n in names if n in inside)
             for d, names in wanted.items()
@@ -221,6 +231,13 @@ def domain_folders(request: ImportRequest) -> dict[str, Path]:
         if len(matches) > len(best):
             best = matches
         if len(best) == len(wanted):
+            for domain, names in wanted.items():
+                alike = [f.name for f in folders if key(f.name) in names]
+                if len(alike) > 1:
+                    raise DataError(
+                        f"{folder} has several folders for {domain} ({listed(alike)}): move all "
+                        f"but one of them elsewhere"
+                    )
             return best
     missing = [d for d in wanted if d not in best]
     others = f"folders for {listed(list(best))} and " if best else ""

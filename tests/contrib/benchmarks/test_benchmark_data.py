@@ -234,6 +234,40 @@ def test_each_microphones_range_is_scaled_to_bytes(tmp_path: Path) -> None:
     assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values between c and c + 1
 
 
+def test_what_lies_in_class_folders_and_is_not_read_is_said(tmp_path: Path) -> None:
+    source, out = make.office31(tmp_path / "source"), tmp_path / "out"
+    mug = source / MUG
+    for name in ("a.gif", "b.jfif", "c", "d.jpe", ".DS_Store", "Thumbs.db", "._e.png"):
+        (mug / name).write_bytes(b"x")
+    make.picture(mug / "more" / "f.png", 1)
+    make.picture(mug.parent / "g.png", 1)
+    note, _ = import_benchmark("office31", source, out).notes
+    where = "dslr: 6 items passed over (images/g.png, images/mug/more, images/mug/a.gif and 3 more)"
+    assert where in note and ".bmp" in note
+    source, out = make.recordings(tmp_path / "sounds"), tmp_path / "heard"
+    (source / "USB/yes/0.flac").touch()
+    (note,) = import_benchmark("mic2mic-like", source, out).notes
+    assert "USB: 1 item passed over (yes/0.flac): only .npy, .wav files" in note
+
+
+def test_classes_keep_letters_of_all_alphabets(tmp_path: Path) -> None:
+    cat, dog, ue = "\u732b", "\u72d7", "\u00fc"  # an umlaut may also be written as two letters
+    for domain in ("amazon", "dslr", "webcam"):
+        names_ = (cat, dog, "Kase", "u\u0308" if domain == "dslr" else ue)
+        make.class_folders(tmp_path / "source" / domain, names_)
+    done = import_benchmark("office31", tmp_path / "source", tmp_path / "out")
+    assert done.classes == 4 and {p.name for p in (done.out / "dslr/train").iterdir()} == {
+        *(cat, dog, "Kase", ue)
+    }
+
+
+def test_folders_that_are_no_class_are_counted(tmp_path: Path) -> None:
+    source = make.office_caltech(tmp_path / "source")
+    make.picture(source / "Caltech10/BACKGROUND/a.png", 1)
+    (note,) = import_benchmark("office-caltech10", source, tmp_path / "out").notes
+    assert note.startswith("1 folder passed over, not a class of Office-Caltech10 (BACKGROUND")
+
+
 def put(file: str, content: Any) -> Change:
     """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
 
@@ -289,6 +323,11 @@ FOLDERS: list[tuple[Change, list[str]]] = [
     (lambda r: shutil.rmtree(r / MUG), ["dslr has no images of mug"]),
     (lambda r: [file.unlink() for file in (r / MUG).iterdir()], ["mug holds no images", *LAYOUT]),
     (lambda r: shutil.rmtree((r / MUG).parent), ["dslr holds no class folders", *LAYOUT]),
+    (
+        lambda r: make.picture((r / MUG).parent / "Mug_" / "0.png", 1),
+        ["dslr has", "'Mug_' and 'mug'"],
+    ),
+    (lambda r: make.picture((r / MUG).parents[2] / "DSLR" / "0.png", 1), ["for dslr (DSLR, dslr)"]),
 ]
 LIST = "pacs_label/photo_train_kfold.txt"
 LISTS: list[tuple[Change, list[str]]] = [
