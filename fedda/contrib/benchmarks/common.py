@@ -201,13 +201,28 @@ def strays(
     request: ImportRequest,
     named: Callable[[Path], str] = lambda file: file.name.lower(),
     skip: frozenset[Path] = frozenset(),
-) -> dict[str, Path]:
-    """Files in SOURCE, down to two levels below it, that are no images; of a name the first."""
-    found: dict[str, Path] = {}
+) -> dict[str, list[Path]]:
+    """Files in SOURCE, down to two levels below it, that are no images, by name."""
+    found: dict[str, list[Path]] = {}
     for folder in levels(request.source, skip=skip):
         for file in listing(folder).strays:
-            found.setdefault(named(file), file)
+            found.setdefault(named(file), []).append(file)
     return found
+
+
+def only(files: Mapping[str, list[Path]], name: str) -> Path | None:
+    """The file of a name, if there is one; of several in one folder the first.
+
+    Raises:
+        DataError: several folders have one.
+    """
+    found = files.get(name, [])
+    if len(places := dict.fromkeys(str(file.parent) for file in found)) > 1:
+        raise DataError(
+            f"{found[0].name} is in {len(places)} folders ({listed([*places])}): give one of them, "
+            f"or move the others elsewhere"
+        )
+    return found[0] if found else None
 
 
 def count(by_class: ByClass) -> int:

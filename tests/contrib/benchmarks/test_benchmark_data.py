@@ -268,6 +268,70 @@ def test_folders_that_are_no_class_are_counted(tmp_path: Path) -> None:
     assert note.startswith("1 folder passed over, not a class of Office-Caltech10 (BACKGROUND")
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_image_of_two_classes_is_in_one_half(seed: int, tmp_path: Path) -> None:
+    source, out = make.imageclef(tmp_path / "source"), tmp_path / "out"
+    file = source / "list" / "pList.txt"
+    file.write_text(file.read_text() + "p/1_0.JPEG 7\np/2_1.JPEG 8\np/3_0.JPEG 3\n")
+    assert import_benchmark("imageclef", source, out, Options(seed=seed)).notes == (
+        "p: 2 images listed under two classes",
+    )
+    train, test = ([p.name for p in (out / "p" / half).rglob("*.*")] for half in ("train", "test"))
+    assert not {*train} & {*test} and len(train + test) == 38
+
+
+def in_other_places(root: Path) -> Path:
+    """Lists with a folder before the domain, which has a capital on disk."""
+    make.pacs(root)
+    for file in (root / "pacs_label").glob("photo_*.txt"):
+        file.write_text(re.sub("(?m)^", "PACS/", file.read_text()[:-1]))
+    (root / "kfold" / "photo").rename(root / "kfold" / "Photo")
+    (root / "kfold" / "sketch").rename(root / "kfold" / "Sketch")
+    return root
+
+
+def test_lists_may_write_the_path_of_a_domain_otherwise(tmp_path: Path) -> None:
+    out = brought(in_other_places, "pacs", tmp_path)
+    for domain in ("photo", "sketch", "cartoon"):
+        assert len(names(out / domain / "train")) == 21
+
+    def gone(root: Path) -> None:
+        (root / "kfold/Photo/dog/0000.png").unlink()
+
+    text = refused(after(in_other_places, gone), "pacs", tmp_path / "x", DataError)
+    assert "PACS/photo/dog/0000.png" in text and "kfold/Photo/dog/0000.png" in text
+
+
+def test_of_several_lists_the_one_is_read_whose_images_are_there(tmp_path: Path) -> None:
+    def both(root: Path) -> Path:
+        make.imageclef(root)
+        for file in (root / "list").iterdir():
+            away = re.sub("(?m)^", "/data/image-clef/", file.read_text()[:-1])
+            (root / f"{file.name[0]}_list.txt").write_text(away)
+        return root
+
+    assert names(brought(both, "imageclef", tmp_path / "a") / "b") == names(
+        brought(make.imageclef, "imageclef", tmp_path / "b") / "b"
+    )
+    for i, text in enumerate(("b/none.png 0\n", "b/000.aeroplane-101/0_0.JPEG 0\n")):
+        one = after(both, put("b_list.txt", text.encode()))
+        two = after(one, put("list/bList.txt", text.encode()))
+        text = refused(two, "imageclef", tmp_path / f"c{i}", DataError)
+        assert f"2 lists of b ({tmp_path}/c{i}/source/b_list.txt, " in text
+        assert "list/bList.txt), and the first image of" in text and f"{2 * i} of them" in text
+
+
+@pytest.mark.parametrize(("layout", "file"), [
+    ("digit5", "usps_28x28.mat"), ("mnist", "train-labels.idx1-ubyte"),
+    ("svmlight", "dvd_test.svmlight"), ("amazon.npz", "amazon.npz"),
+])  # fmt: skip
+def test_a_file_in_two_folders_is_refused(layout: str, file: str, tmp_path: Path) -> None:
+    name, build, *_ = make.LAYOUTS[layout]
+    twice = after(build, lambda r: (make.write_list(r / "old" / file, []), None))
+    text = refused(twice, name, tmp_path, DataError)
+    assert f"{file} is in 2 folders ({tmp_path}/source, {tmp_path}/source/old)" in text
+
+
 def put(file: str, content: Any) -> Change:
     """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
 
