@@ -44,10 +44,7 @@ def read(request: ImportRequest) -> Sites:
     elif (whole := only(files, "amazon.npz") or only(files, "amazon.mat")) is not None:
         sites = {d: Lazy(partial(_part, request, d, whole)) for d in request.domains}
     elif mats := feature_files.feature_files(request):
-        return {
-            d: Lazy(partial(feature_files.read_domain, request, d, file))
-            for d, file in mats.items()
-        }
+        return feature_files.read_files(request, mats)
     else:
         raise request.wrong(f"{request.source} holds no reviews")
     if splitting:
@@ -201,6 +198,8 @@ def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
         or (0 <= terms.min() <= terms.max() < d and 0 <= reviews.min() <= reviews.max() < n)
     ):
         raise DataError(f"xx in {file} does not fit its shape ({d}, {n}): get the file again")
+    if not np.isfinite(data).all():
+        raise DataError(f"xx in {file} has a value that is not finite: get the file again")
     return (reviews.astype(np.int64), terms.astype(np.int64), data, n, d), y, offset
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.io import savemat
-from scipy.sparse import csr_array
+from scipy.io import loadmat, savemat
+from scipy.sparse import csc_matrix, csr_array
 
 from fedda import data
-from fedda.contrib.benchmarks import reviews
+from fedda.contrib.benchmarks import feature_files, reviews
 from fedda.contrib.benchmarks.common import Options
 from fedda.contrib.benchmarks.digit_five import pixels
 from fedda.contrib.benchmarks.registry import BENCHMARKS, import_benchmark
@@ -199,6 +199,27 @@ def test_features_keep_their_labels_counted_from_0(tmp_path: Path) -> None:
     assert found["classes"].tolist() == [*make.OFFICE10]
 
 
+def test_features_may_be_sparse_and_have_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(root: Path) -> Path:
+        for file in make.surf(root).glob("*_SURF_L10.mat"):
+            its = loadmat(file)
+            savemat(file, {"Xt": csc_matrix(its["fts"]), "Yt": its["labels"]})
+        return root
+
+    found, plain = (
+        brought(its, "office-caltech10", tmp_path / its.__name__) for its in (other, make.surf)
+    )
+    for name, array in arrays(plain / "caltech").items():
+        assert (arrays(found / "caltech")[name] == array).all()
+    monkeypatch.setattr(feature_files, "_DENSE", 40 * 2 * 4)
+    two = Options(features=2)
+    import_benchmark("office-caltech10", found.parent / "source", tmp_path / "two", two)
+    text = refused(other, "office-caltech10", tmp_path / "big", DataError)
+    assert "amazon_SURF_L10.mat has sparse features (40, 6), 960 B when dense" in text
+
+
 @pytest.mark.parametrize("layout", ["svmlight", "svmlight-1", "amazon.npz", "amazon.mat"])
 def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> None:
     name, build, domains, *_ = make.LAYOUTS[layout]
@@ -332,6 +353,16 @@ def test_a_file_in_two_folders_is_refused(layout: str, file: str, tmp_path: Path
     assert f"{file} is in 2 folders ({tmp_path}/source, {tmp_path}/source/old)" in text
 
 
+def test_a_value_of_all_domains_reviews_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        with np.load(root / "amazon.npz") as file:
+            its = dict(file)
+        np.savez(root / "amazon.npz", **its | {"xx_data": its["xx_data"] * np.nan})
+
+    text = refused(after(make.coordinates, change), "amazon-review", tmp_path, DataError)
+    assert "xx in" in text and "not finite" in text
+
+
 def put(file: str, content: Any) -> Change:
     """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
 
@@ -410,7 +441,9 @@ LISTS: list[tuple[Change, list[str]]] = [
 FEATURES: list[tuple[Any, list[str]]] = [
     ({"fts": np.zeros((4, 2)), "labels": np.arange(4) * 5}, ["go from 0 to 15", "1 to 10"]),
     ({"fts": np.zeros((4, 2)), "labels": np.arange(3)}, ["(4, 2) and 3 labels"]),
-    ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts or feas"]),
+    ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts, feas or Xt"]),
+    ({"fts": np.full((4, 6), np.nan), "labels": np.arange(4)}, ["row 1 that is not finite"]),
+    ({"fts": np.zeros((4, 5)), "labels": np.arange(4)}, ["5 columns", "amazon_SURF_L10.mat has 6"]),
 ]
 IDX: list[tuple[str, bytes, list[str]]] = [
     ("train-labels.idx1-ubyte", b"\0\0\x08\x03", ["begins with 00000803", "00000801"]),
