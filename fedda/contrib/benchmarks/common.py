@@ -16,6 +16,7 @@ from fedda.results.read import counted
 Arrays = dict[str, np.ndarray]
 ByClass = dict[str, list[Path]]
 TEST_SHARE = 0.2
+_PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,9 @@ class ImportRequest:
 
     def wrong(self, found: str) -> DataError:
         """The error for missing files: what was found, what is needed and where it is published."""
+        files = strays(self, lambda file: file.name) if self.source.is_dir() else [self.source.name]
+        if packed := [name for name in files if name.lower().endswith(_PACKED)]:
+            found = f"{found} (unpack it first: {listed(packed, 3)})"
         return DataError(
             f"{found}; needed for {self.benchmark.title}: {self.benchmark.layout}; the real files "
             f"are published at {self.benchmark.url}"

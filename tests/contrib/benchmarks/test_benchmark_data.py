@@ -24,7 +24,7 @@ from fedda.contrib.benchmarks.registry import BENCHMARKS, import_benchmark
 from fedda.contrib.benchmarks.spectrograms import mel_bank, to_bytes
 from fedda.contrib.benchmarks.splits import stratified
 from fedda.errors import ConfigError, DataError
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, presets
 from server.journal import Journal
 from server.simulation import folders, simulate
 from tests import benchmarks_data as make
@@ -363,6 +363,25 @@ def test_a_value_of_all_domains_reviews_that_is_not_finite_is_refused(tmp_path: 
     assert "xx in" in text and "not finite" in text
 
 
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("digit5", "--preset digit5"),
+        ("svmlight", "--preset amazon-review"),
+        ("surf", "--preset vectors"),  # that of its name has a network for images
+        ("caltech", "--preset photos"),
+        ("recordings", "-c input.size=101 -c input.channels=1"),
+        ("mnist", ""),
+    ],
+)
+def test_a_preset_is_proposed_where_the_benchmark_has_one(
+    layout: str, settings: str, tmp_path: Path
+) -> None:
+    name, build, *_ = make.LAYOUTS[layout]
+    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
+    assert " ".join(done.settings) == settings
+
+
 def put(file: str, content: Any) -> Change:
     """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
 
@@ -375,6 +394,10 @@ def put(file: str, content: Any) -> Change:
             np.save(root / file, content)
 
     return change
+
+
+def zipped(file: str) -> Change:
+    return lambda root: (root / file).rename(root / f"{file}.zip")
 
 
 def edited(old: str, new: str) -> Change:
@@ -399,6 +422,10 @@ def eight_bits(root: Path) -> None:
 
 
 X, Y = make.digit_images(20, 32, 3, 0).transpose(1, 2, 3, 0), np.arange(20)[:, None] % 10
+MISSING = [
+    ("svhn_test_32x32.mat", ["has no svhn_test_32x32.mat for svhn"]),
+    ("usps_28x28.mat", ["has no usps_28x28.mat for usps (unpack it first: usps_28x28.mat.zip)"]),
+]
 DIGITS: list[tuple[Any, list[str]]] = [
     ({"X": X, "y": Y + 2}, ["goes from 2 to 11", "10 for 0"]),
     ({"X": X, "y": Y[:9]}, ["20 images and 9 labels"]),
@@ -468,6 +495,7 @@ SOUNDS: list[tuple[Build, Change, list[str]]] = [
 SVHN, DSLR = "svhn_train_32x32.mat", "dslr_SURF_L10.mat"
 WRONG: list[tuple[str, Build, Change, list[str]]] = [
     *(("digit5", make.digit5, put(SVHN, its), ["svhn", *words]) for its, words in DIGITS),
+    *(("digit5", make.digit5, zipped(file), words) for file, words in MISSING),
     *(("office31", make.office31, change, words) for change, words in FOLDERS),
     *(("pacs", make.pacs, change, ["photo", *words]) for change, words in LISTS),
     *(("office-caltech10", make.surf, put(DSLR, its), [DSLR, *words]) for its, words in FEATURES),
@@ -592,15 +620,17 @@ def test_the_list_of_benchmarks() -> None:
 def test_a_run_over_an_import(layout: str, target: str, tmp_path: Path) -> None:
     """The run has the settings that the command proposes; photographs go to a small network."""
     name, build, domains, *_ = make.LAYOUTS[layout]
-    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
+    enough = Options(transductive=layout == "surf")  # vectors are scaled by 40 or more
+    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out", enough)
     said = done.settings
     if layout == "office31":
         assert said == ("--preset", "photos")
         said = ("-c", "input.size=16")
-    words = (word.split("=") for word in said if word != "-c")
-    proposed = {name: int(value) if value.isdigit() else value for name, value in words}
+    its = presets.settings("kd3a", said[1:]) if "--preset" in said else {}
+    words = (word.split("=") for word in said if "=" in word)
+    proposed = its | {name: int(value) if value.isdigit() else value for name, value in words}
     flat = {"method": "kd3a", "rounds": 1, "train.batch-size": 4, "run.dir": str(tmp_path / "runs")}
-    config = RunConfig.parse(flat | proposed)
+    config = RunConfig.parse(proposed | flat | {"train.steps": 1})
     results = simulate(config, folders(done.out, target, {}), Journal(), "process")
     (only,) = results["trainings"]["kd3a"]
     assert len(only["rounds"]) == 1 and len(results["sites"]) == len(domains.split())
