@@ -10,6 +10,7 @@ holds it alone.
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -141,5 +142,6 @@ def _lists(place: Path, domains: list[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def key(name: str) -> str:
-    """A name without case, spaces and punctuation, for comparing names."""
-    return re.sub(r"[^0-9a-z]", "", name.lower())
+    """A name without case, spaces and punctuation, for comparing names; letters of any alphabet."""
+    text = unicodedata.normalize("NFC", name).casefold()
+    return "".join(c for c in text if unicodedata.category(c)[0] in "LMN")

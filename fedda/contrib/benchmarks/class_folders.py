@@ -14,8 +14,10 @@ from pathlib import Path
 from fedda.contrib.benchmarks.common import ByClass, ImportRequest, Sites, domain_folders, key
 from fedda.contrib.benchmarks.splits import split_images
 from fedda.data.image_folder import listing
-from fedda.data.naming import listed
+from fedda.data.naming import listed, quoted
+from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
+from fedda.results.read import counted
 
 
 def read(request: ImportRequest) -> Sites:
@@ -27,14 +29,18 @@ def read(request: ImportRequest) -> Sites:
 
 def class_folders(request: ImportRequest, domain: Path) -> ByClass:
     """The images in every class folder of a domain's folder."""
-    folders = listing(domain).folders
+    others, folders, _ = listing(domain)
     if inner := [f for f in folders if key(f.name) == "images"]:
-        folders = listing(inner[0]).folders
+        others, folders, _ = listing(inner[0])
     if not folders:
         raise request.wrong(f"{domain} holds no class folders")
-    by_class = {folder.name: listing(folder).images for folder in folders}
+    by_class: ByClass = {}
+    for folder in folders:
+        by_class[folder.name], deeper, strays = listing(folder)
+        others += deeper + strays
     if empty := [name for name, files in by_class.items() if not files]:
         raise request.wrong(f"{folders[0].parent / empty[0]} holds no images")
+    request.passed_over(domain, others, EXTENSIONS)
     return by_class
 
 
@@ -47,13 +53,20 @@ def unify(request: ImportRequest, domains: dict[str, ByClass]) -> dict[str, ByCl
     fixed, ignored = bool(spellings), set()
     unified: dict[str, ByClass] = {}
     for domain, by_class in domains.items():
-        unified[domain] = {}
+        unified[domain], owners = {}, dict[str, str]()
         for name, files in by_class.items():
             plain = class_key(name, request)
             if fixed and plain not in spellings:
                 ignored.add(name)
                 continue
-            unified[domain].setdefault(spellings.setdefault(plain, name), []).extend(files)
+            if (other := owners.setdefault(plain, name)) != name:
+                raise DataError(
+                    f"{request.source}: {domain} has the class folders {quoted(other)} and "
+                    f"{quoted(name)}, which count as one name (case, spaces and punctuation make "
+                    f"no difference): put their images into one folder if they are one class, "
+                    f"else give them names that differ in more"
+                )
+            unified[domain][spellings.setdefault(plain, name)] = files
     names = sorted(spellings.values())
     for domain, by_class in unified.items():
         if missing := [name for name in names if name not in by_class]:
@@ -66,8 +79,8 @@ def unify(request: ImportRequest, domains: dict[str, ByClass]) -> dict[str, ByCl
             )
     if ignored:
         request.notes.append(
-            f"{len(ignored)} folders that are not a class of {request.benchmark.title} are passed "
-            f"over ({listed(sorted(ignored))})"
+            f"{counted(len(ignored), 'folder')} passed over, not a class of "
+            f"{request.benchmark.title} ({listed(sorted(ignored))})"
         )
     if isinstance(classes, int):
         note_count(request, len(names))

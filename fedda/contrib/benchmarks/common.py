@@ -1,6 +1,6 @@
 """What all benchmark readers share: a `Request` in, `Sites` out, and the errors for wrong files."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
@@ -11,10 +11,12 @@ from fedda.data.file_lists import key
 from fedda.data.image_folder import listing
 from fedda.data.naming import listed
 from fedda.errors import ConfigError, DataError
+from fedda.results.read import counted
 
 Arrays = dict[str, np.ndarray]
 ByClass = dict[str, list[Path]]
 TEST_SHARE = 0.2
+_PACKED = (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar")
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,19 @@ class ImportRequest:
         """Random numbers for one domain, the same whichever other domains are imported."""
         return np.random.default_rng([self.options.seed, *domain.encode()])
 
+    def passed_over(self, where: Path, entries: list[Path], kinds: Collection[str]) -> None:
+        """Add a note if files and folders of a domain are left out, as they are of no such kind."""
+        if names := listed([entry.relative_to(where).as_posix() for entry in entries], 3):
+            self.notes.append(
+                f"{where}: {counted(len(entries), 'item')} passed over ({names}): only "
+                f"{listed(sorted(kinds), 9)} files in the class folders are read"
+            )
+
     def wrong(self, found: str) -> DataError:
         """The error for missing files: what was found, what is needed and where it is published."""
+        files = strays(self, lambda file: file.name) if self.source.is_dir() else [self.source.name]
+        if packed := [name for name in files if name.lower().endswith(_PACKED)]:
+            found = f"{found} (unpack it first: {listed(packed, 3)})"
         return DataError(
             f"{found}; needed for {self.benchmark.title}: {self.benchmark.layout}; the real files "
             f"are published at {self.benchmark.url}"
@@ -192,13 +205,28 @@ def strays(
     request: ImportRequest,
     named: Callable[[Path], str] = lambda file: file.name.lower(),
     skip: frozenset[Path] = frozenset(),
-) -> dict[str, Path]:
-    """Files in SOURCE, down to two levels below it, that are no images; of a name the first."""
-    found: dict[str, Path] = {}
+) -> dict[str, list[Path]]:
+    """Files in SOURCE, down to two levels below it, that are no images, by name."""
+    found: dict[str, list[Path]] = {}
     for folder in levels(request.source, skip=skip):
         for file in listing(folder).strays:
-            found.setdefault(named(file), file)
+            found.setdefault(named(file), []).append(file)
     return found
+
+
+def only(files: Mapping[str, list[Path]], name: str) -> Path | None:
+    """The file of a name, if there is one; of several in one folder the first.
+
+    Raises:
+        DataError: several folders have one.
+    """
+    found = files.get(name, [])
+    if len(places := dict.fromkeys(str(file.parent) for file in found)) > 1:
+        raise DataError(
+            f"{found[0].name} is in {len(places)} folders ({listed([*places])}): give one of them, "
+            f"or move the others elsewhere"
+        )
+    return found[0] if found else None
 
 
 def count(by_class: ByClass) -> int:
@@ -212,7 +240,8 @@ def domain_folders(request: ImportRequest) -> dict[str, Path]:
     wanted = request.domains
     for folder in levels(request.source):
         # Names are looked up in a dict, so that each folder is listed once.
-        inside = {key(f.name): f for f in reversed(_folders(folder))}
+        folders = _folders(folder)
+        inside = {key(f.name): f for f in reversed(folders)}
         matches = {
             d: next(inside[n] for n in names if n in inside)
             for d, names in wanted.items()
@@ -221,6 +250,13 @@ def domain_folders(request: ImportRequest) -> dict[str, Path]:
         if len(matches) > len(best):
             best = matches
         if len(best) == len(wanted):
+            for domain, names in wanted.items():
+                alike = [f.name for f in folders if key(f.name) in names]
+                if len(alike) > 1:
+                    raise DataError(
+                        f"{folder} has several folders for {domain} ({listed(alike)}): move all "
+                        f"but one of them elsewhere"
+                    )
             return best
     missing = [d for d in wanted if d not in best]
     others = f"folders for {listed(list(best))} and " if best else ""

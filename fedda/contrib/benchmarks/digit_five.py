@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedda.contrib.benchmarks import matlab
-from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, only, strays
 from fedda.contrib.benchmarks.splits import complete, shuffled
 from fedda.errors import DataError
 
@@ -78,15 +78,15 @@ def read_digits(request: ImportRequest) -> Sites:
                 sites[domain] = Lazy(partial(_digits, request, domain, halves, paths))
                 break
         else:
-            wanted = [half.files[0] for half in DIGIT_FILES[domain][0]]
+            wanted = [half.files[0] for half in DIGIT_FILES[domain][0] if not _named(files, half)]
             raise request.wrong(
                 f"{request.source} has no {' and '.join(dict.fromkeys(wanted))} for {domain}"
             )
     return sites
 
 
-def _named(files: dict[str, Path], half: DatasetHalf) -> Path | None:
-    return next((files[name] for name in half.files if name in files), None)
+def _named(files: dict[str, list[Path]], half: DatasetHalf) -> Path | None:
+    return next((file for name in half.files if (file := only(files, name))), None)
 
 
 def _digits(

@@ -9,6 +9,7 @@ folder gives the class. ImageCLEF-DA's folder names differ between domains, so t
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fedda.contrib.benchmarks import class_folders
@@ -27,13 +28,15 @@ from fedda.data.file_lists import Line, class_of, lines
 from fedda.data.naming import listed
 from fedda.data.samples import EXTENSIONS
 from fedda.errors import DataError
+from fedda.results.read import counted
 
 
 class _Images:
     """Finds the files of a list, reading each folder once: DomainNet's lists have 600,000 lines."""
 
-    def __init__(self, base: Path) -> None:
-        self.base = base
+    def __init__(self, folder: Path, names: tuple[str, ...]) -> None:
+        self.folder = folder  # of a domain, which has these names in lists
+        self._names = names
         self._inside: dict[Path, frozenset[str]] = {}
 
     def find(self, line: Line) -> Path:
@@ -41,17 +44,25 @@ class _Images:
             raise DataError(
                 f"{line.where}: {line.path} is no image ({listed(sorted(EXTENSIONS), 9)})"
             )
-        file = self.base / line.path
+        file = self.folder.parent / line.path
+        if not self._is_there(file):
+            # The list may have the domain in another case, or folders before it.
+            parts = line.path.parts
+            at = [i for i, part in enumerate(parts[:-1]) if key(part) in self._names]
+            file = self.folder.joinpath(*parts[at[0] + 1 :]) if len(at) == 1 else file
+        if not self._is_there(file):
+            raise DataError(
+                f"{line.where}: {line.path} is not at {file}: unpack all the images there"
+            )
+        return file
+
+    def _is_there(self, file: Path) -> bool:
         if file.parent not in self._inside:
             try:
                 self._inside[file.parent] = frozenset(os.listdir(file.parent))
             except OSError:
                 self._inside[file.parent] = frozenset()
-        if file.name not in self._inside[file.parent]:
-            raise DataError(
-                f"{line.where}: {line.path} is not in {self.base}: unpack all the images there"
-            )
-        return file
+        return file.name in self._inside[file.parent]
 
 
 def read_domainnet(request: ImportRequest) -> Sites:
@@ -67,7 +78,7 @@ def read_pacs(request: ImportRequest) -> Sites:
 def read_imageclef(request: ImportRequest) -> Sites:
     """`list/<domain>List.txt`, which names all images of a domain, split here; or class folders."""
     folders = domain_folders(request)
-    lists = _find_lists(request, folders, ("List", "_list", ""))
+    lists = _find_lists(request, folders, ("List", ""))
     if not lists:
         return class_folders.read(request)
     classes = request.benchmark.classes
@@ -77,9 +88,13 @@ def read_imageclef(request: ImportRequest) -> Sites:
         if domain not in lists:
             raise request.wrong(f"{request.source} has no list of {domain}")
         by_class: ByClass = {name: [] for name in classes}
-        images = _Images(folder.parent)
+        images = _Images(folder, request.domains[domain])
         for line in _lines(request, lists[domain], first=0):
             by_class[classes[line.label]].append(images.find(line))
+        by_class = {name: list(dict.fromkeys(files)) for name, files in by_class.items()}
+        twice = count(by_class) - len({file for files in by_class.values() for file in files})
+        if twice:
+            request.notes.append(f"{domain}: {counted(twice, 'image')} listed under two classes")
         if empty := [name for name, files in by_class.items() if not files]:
             raise DataError(f"{lists[domain]} names no image of {listed(empty)}: all are needed")
         sites[domain] = split_images(request, domain, by_class)
@@ -100,7 +115,7 @@ def _with_split(request: ImportRequest, train: str, test: str, first: int) -> Si
     names: dict[int, tuple[str, str]] = {}
     halves: dict[str, ImportedImages] = {}
     for domain, folder in folders.items():
-        images = _Images(folder.parent)
+        images = _Images(folder, request.domains[domain])
         training, testing = (
             _by_folder(_lines(request, lists[domain], first), images, names) for lists in both
         )
@@ -110,7 +125,7 @@ def _with_split(request: ImportRequest, train: str, test: str, first: int) -> Si
         }
         shared = count(training) + count(testing) - count(union)
         if shared:
-            request.notes.append(f"{domain}: {shared} images are in both lists")
+            request.notes.append(f"{domain}: {counted(shared, 'image')} in both lists")
         all_files = ImportedImages(union, union)
         halves[domain] = (
             all_files if request.options.transductive else ImportedImages(training, testing)
@@ -141,9 +156,25 @@ def _find_lists(
     lists = {}
     for domain, names in request.domains.items():
         stems = (f"{name}{key(ending)}.txt" for ending in endings for name in names)
-        if stem := next((s for s in stems if s in files), None):
-            lists[domain] = files[stem]
+        if found := [file for stem in stems for file in files.get(stem, ())]:
+            lists[domain] = _fitting(request, domain, found, _Images(domains[domain], names))
     return lists
+
+
+def _fitting(request: ImportRequest, domain: str, files: list[Path], images: _Images) -> Path:
+    """The one list, or of several the one whose first image is there."""
+    fit = files if len(files) == 1 else []
+    for file in files if not fit else ():
+        with suppress(DataError):
+            images.find(lines(file)[0])
+            fit.append(file)
+    if len(fit) != 1:
+        raise DataError(
+            f"{request.source} has {len(files)} lists of {domain} "
+            f"({listed([*map(str, files)])}), and the first image of {len(fit)} of them is there: "
+            f"leave only the right one"
+        )
+    return fit[0]
 
 
 def _lines(request: ImportRequest, file: Path, first: int) -> list[Line]:
@@ -157,7 +188,7 @@ def _lines(request: ImportRequest, file: Path, first: int) -> list[Line]:
                 f"{line.where}: the label {line.label} is out of range; {request.benchmark.title} "
                 f"has the labels {first} to {first + number - 1}"
             )
-        if line.path.as_posix() not in request.benchmark.broken:
+        if not any(map(line.path.match, request.benchmark.broken)):
             found.append(line._replace(label=line.label - first))
     return found
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedda.contrib.benchmarks import feature_files, matlab
-from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, strays
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, only, strays
 from fedda.contrib.benchmarks.splits import complete, shuffled
 from fedda.errors import ConfigError, DataError, reason
 
@@ -41,13 +41,10 @@ def read(request: ImportRequest) -> Sites:
     }
     if any(file for pair in pairs.values() for file in pair):
         sites: Sites = _svmlight(request, pairs)
-    elif (whole := files.get("amazon.npz") or files.get("amazon.mat")) is not None:
+    elif (whole := only(files, "amazon.npz") or only(files, "amazon.mat")) is not None:
         sites = {d: Lazy(partial(_part, request, d, whole)) for d in request.domains}
     elif mats := feature_files.feature_files(request):
-        return {
-            d: Lazy(partial(feature_files.read_domain, request, d, file))
-            for d, file in mats.items()
-        }
+        return feature_files.read_files(request, mats)
     else:
         raise request.wrong(f"{request.source} holds no reviews")
     if splitting:
@@ -58,8 +55,8 @@ def read(request: ImportRequest) -> Sites:
     return sites
 
 
-def _either(files: dict[str, Path], names: tuple[str, ...], split: str) -> Path | None:
-    return next((f for n in names if (f := files.get(f"{n}_{split}.svmlight"))), None)
+def _either(files: dict[str, list[Path]], names: tuple[str, ...], split: str) -> Path | None:
+    return next((f for n in names if (f := only(files, f"{n}_{split}.svmlight"))), None)
 
 
 # ---- svmlight ----------------------------------------------------------------------------------
@@ -201,6 +198,8 @@ def _whole(file: Path) -> tuple[Coordinates, np.ndarray, np.ndarray]:
         or (0 <= terms.min() <= terms.max() < d and 0 <= reviews.min() <= reviews.max() < n)
     ):
         raise DataError(f"xx in {file} does not fit its shape ({d}, {n}): get the file again")
+    if not np.isfinite(data).all():
+        raise DataError(f"xx in {file} has a value that is not finite: get the file again")
     return (reviews.astype(np.int64), terms.astype(np.int64), data, n, d), y, offset
 
 

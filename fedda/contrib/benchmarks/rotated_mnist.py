@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, strays
+from fedda.contrib.benchmarks.common import Arrays, ImportRequest, Lazy, Sites, key, only, strays
 from fedda.contrib.benchmarks.splits import complete
 from fedda.data.rotate import deal, rotate
 from fedda.errors import ConfigError, DataError, reason
@@ -37,7 +37,7 @@ def read(request: ImportRequest) -> Sites:
     files = strays(request, lambda file: key(file.name.removesuffix(".gz")))
     paths = []
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-        path = files.get(key(f"{name}-ubyte"))
+        path = only(files, key(f"{name}-ubyte"))
         if path is None:
             raise request.wrong(f"{request.source} has no {name}-ubyte or {name}-ubyte.gz")
         paths.append(path)

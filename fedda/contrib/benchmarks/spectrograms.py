@@ -121,16 +121,20 @@ def _halves(request: ImportRequest, folder: Path) -> list[ByClass]:
             f"{folder} has train/ and test/: leave out --test-share and --transductive"
         )
     halves: list[ByClass] = []
+    others: list[Path] = []
     for half in (inner["train"], inner["test"]) if split else (folder,):
         by_class: ByClass = {}
         for keyword in listing(half).folders:
-            files = [f for f in listing(keyword).strays if f.suffix.lower() in _SOUNDS]
+            images, folders, strays = listing(keyword)
+            files = [f for f in strays if f.suffix.lower() in _SOUNDS]
+            others += [*images, *folders, *(f for f in strays if f.suffix.lower() not in _SOUNDS)]
             if not files:
                 raise request.wrong(f"{keyword} holds no .npy or .wav files")
             by_class[keyword.name] = files
         if not by_class:
             raise request.wrong(f"{half} holds no folders of keywords")
         halves.append(by_class)
+    request.passed_over(folder, others, _SOUNDS)
     return halves
 
 

@@ -33,9 +33,11 @@ def split_images(request: ImportRequest, domain: str, by_class: ByClass) -> Impo
     files = [(c, file) for c in range(len(names)) for file in by_class[names[c]]]
     y = np.array([c for c, _ in files])
     test = stratified(y, request.test_share, request.rng(domain))
+    # An image of two classes is in one half only: trained on, if it is drawn for that in either.
+    train = {file for (_, file), its in zip(files, test, strict=True) if not its}
     halves: tuple[ByClass, ByClass] = ({name: [] for name in names}, {name: [] for name in names})
-    for (c, file), half in zip(files, test, strict=True):
-        halves[int(half)][names[c]].append(file)
+    for c, file in files:
+        halves[int(file not in train)][names[c]].append(file)
     return limited(request, domain, ImportedImages(*halves))
 
 

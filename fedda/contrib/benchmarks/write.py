@@ -23,6 +23,7 @@ from fedda.contrib.benchmarks.common import (
 from fedda.contrib.benchmarks.splits import unique_names
 from fedda.data.sets import Progress
 from fedda.files import filling, place
+from fedda.settings.presets import FOR_ALL
 
 _UNFINISHED = ".unfinished"
 
@@ -87,7 +88,8 @@ def write(request: ImportRequest, sites: Sites, out: Path, progress: Progress | 
                 classes = max(classes, len(arrays["classes"]))
         split, notes = split_of(request), tuple(request.notes)
         links = ["--follow-links"] if request.options.files == "symlink" else []
-        result = Result(out, counts, classes, split, (*_settings(shapes), *links), notes)
+        settings = *_settings(request.benchmark.name, shapes), *links
+        result = Result(out, counts, classes, split, settings, notes)
         (unfinished / "benchmark.json").write_text(json.dumps(_record(request, result), indent=2))
         for finished in sorted(unfinished.iterdir()):
             finished.rename(out / finished.name)
@@ -105,14 +107,17 @@ def split_of(request: ImportRequest) -> str:
     return request.benchmark.split.format(seed=request.options.seed)
 
 
-def _settings(shapes: set[tuple[int, ...]]) -> list[str]:
-    """A run's settings for arrays of these shapes; without shapes, for image files."""
+def _settings(name: str, shapes: set[tuple[int, ...]]) -> list[str]:
+    """A run's settings for a benchmark's arrays of these shapes; without shapes, for images."""
     if not shapes:
         return ["--preset", "photos"]
     if any(len(shape) == 1 for shape in shapes):
-        return ["-c", "model.name=mlp", "-c", "model.hidden=1000,500,100"]
+        model = FOR_ALL.get(name, {}).get("model.name")  # a network for images takes no vectors
+        return ["--preset", name if model and model.value == "mlp" else "vectors"]
     if len(shapes) == 1 and all(shape[0] == shape[1] for shape in shapes):
         return []
+    if name in FOR_ALL:
+        return ["--preset", name]
     channels = 3 if any(len(shape) == 3 for shape in shapes) else 1
     side = max(side for shape in shapes for side in shape[:2])
     return ["-c", f"input.size={side}", "-c", f"input.channels={channels}"]

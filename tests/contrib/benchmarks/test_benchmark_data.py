@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.io import savemat
-from scipy.sparse import csr_array
+from scipy.io import loadmat, savemat
+from scipy.sparse import csc_matrix, csr_array
 
 from fedda import data
-from fedda.contrib.benchmarks import reviews
+from fedda.contrib.benchmarks import feature_files, reviews
 from fedda.contrib.benchmarks.common import Options
 from fedda.contrib.benchmarks.digit_five import pixels
 from fedda.contrib.benchmarks.registry import BENCHMARKS, import_benchmark
 from fedda.contrib.benchmarks.spectrograms import mel_bank, to_bytes
 from fedda.contrib.benchmarks.splits import stratified
 from fedda.errors import ConfigError, DataError
-from fedda.settings import RunConfig
+from fedda.settings import RunConfig, presets
 from server.journal import Journal
 from server.simulation import folders, simulate
 from tests import benchmarks_data as make
@@ -199,6 +199,27 @@ def test_features_keep_their_labels_counted_from_0(tmp_path: Path) -> None:
     assert found["classes"].tolist() == [*make.OFFICE10]
 
 
+def test_features_may_be_sparse_and_have_other_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(root: Path) -> Path:
+        for file in make.surf(root).glob("*_SURF_L10.mat"):
+            its = loadmat(file)
+            savemat(file, {"Xt": csc_matrix(its["fts"]), "Yt": its["labels"]})
+        return root
+
+    found, plain = (
+        brought(its, "office-caltech10", tmp_path / its.__name__) for its in (other, make.surf)
+    )
+    for name, array in arrays(plain / "caltech").items():
+        assert (arrays(found / "caltech")[name] == array).all()
+    monkeypatch.setattr(feature_files, "_DENSE", 40 * 2 * 4)
+    two = Options(features=2)
+    import_benchmark("office-caltech10", found.parent / "source", tmp_path / "two", two)
+    text = refused(other, "office-caltech10", tmp_path / "big", DataError)
+    assert "amazon_SURF_L10.mat has sparse features (40, 6), 960 B when dense" in text
+
+
 @pytest.mark.parametrize("layout", ["svmlight", "svmlight-1", "amazon.npz", "amazon.mat"])
 def test_reviews_keep_their_words_and_labels(layout: str, tmp_path: Path) -> None:
     name, build, domains, *_ = make.LAYOUTS[layout]
@@ -234,6 +255,133 @@ def test_each_microphones_range_is_scaled_to_bytes(tmp_path: Path) -> None:
     assert means[0] < 85 < means[1] < 170 < means[2]  # class c had values between c and c + 1
 
 
+def test_what_lies_in_class_folders_and_is_not_read_is_said(tmp_path: Path) -> None:
+    source, out = make.office31(tmp_path / "source"), tmp_path / "out"
+    mug = source / MUG
+    for name in ("a.gif", "b.jfif", "c", "d.jpe", ".DS_Store", "Thumbs.db", "._e.png"):
+        (mug / name).write_bytes(b"x")
+    make.picture(mug / "more" / "f.png", 1)
+    make.picture(mug.parent / "g.png", 1)
+    note, _ = import_benchmark("office31", source, out).notes
+    where = "dslr: 6 items passed over (images/g.png, images/mug/more, images/mug/a.gif and 3 more)"
+    assert where in note and ".bmp" in note
+    source, out = make.recordings(tmp_path / "sounds"), tmp_path / "heard"
+    (source / "USB/yes/0.flac").touch()
+    (note,) = import_benchmark("mic2mic-like", source, out).notes
+    assert "USB: 1 item passed over (yes/0.flac): only .npy, .wav files" in note
+
+
+def test_classes_keep_letters_of_all_alphabets(tmp_path: Path) -> None:
+    cat, dog, ue = "\u732b", "\u72d7", "\u00fc"  # an umlaut may also be written as two letters
+    for domain in ("amazon", "dslr", "webcam"):
+        names_ = (cat, dog, "Kase", "u\u0308" if domain == "dslr" else ue)
+        make.class_folders(tmp_path / "source" / domain, names_)
+    done = import_benchmark("office31", tmp_path / "source", tmp_path / "out")
+    assert done.classes == 4 and {p.name for p in (done.out / "dslr/train").iterdir()} == {
+        *(cat, dog, "Kase", ue)
+    }
+
+
+def test_folders_that_are_no_class_are_counted(tmp_path: Path) -> None:
+    source = make.office_caltech(tmp_path / "source")
+    make.picture(source / "Caltech10/BACKGROUND/a.png", 1)
+    (note,) = import_benchmark("office-caltech10", source, tmp_path / "out").notes
+    assert note.startswith("1 folder passed over, not a class of Office-Caltech10 (BACKGROUND")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_image_of_two_classes_is_in_one_half(seed: int, tmp_path: Path) -> None:
+    source, out = make.imageclef(tmp_path / "source"), tmp_path / "out"
+    file = source / "list" / "pList.txt"
+    file.write_text(file.read_text() + "p/1_0.JPEG 7\np/2_1.JPEG 8\np/3_0.JPEG 3\n")
+    assert import_benchmark("imageclef", source, out, Options(seed=seed)).notes == (
+        "p: 2 images listed under two classes",
+    )
+    train, test = ([p.name for p in (out / "p" / half).rglob("*.*")] for half in ("train", "test"))
+    assert not {*train} & {*test} and len(train + test) == 38
+
+
+def in_other_places(root: Path) -> Path:
+    """Lists with a folder before the domain, which has a capital on disk."""
+    make.pacs(root)
+    for file in (root / "pacs_label").glob("photo_*.txt"):
+        file.write_text(re.sub("(?m)^", "PACS/", file.read_text()[:-1]))
+    (root / "kfold" / "photo").rename(root / "kfold" / "Photo")
+    (root / "kfold" / "sketch").rename(root / "kfold" / "Sketch")
+    return root
+
+
+def test_lists_may_write_the_path_of_a_domain_otherwise(tmp_path: Path) -> None:
+    out = brought(in_other_places, "pacs", tmp_path)
+    for domain in ("photo", "sketch", "cartoon"):
+        assert len(names(out / domain / "train")) == 21
+
+    def gone(root: Path) -> None:
+        (root / "kfold/Photo/dog/0000.png").unlink()
+
+    text = refused(after(in_other_places, gone), "pacs", tmp_path / "x", DataError)
+    assert "PACS/photo/dog/0000.png" in text and "kfold/Photo/dog/0000.png" in text
+
+
+def test_of_several_lists_the_one_is_read_whose_images_are_there(tmp_path: Path) -> None:
+    def both(root: Path) -> Path:
+        make.imageclef(root)
+        for file in (root / "list").iterdir():
+            away = re.sub("(?m)^", "/data/image-clef/", file.read_text()[:-1])
+            (root / f"{file.name[0]}_list.txt").write_text(away)
+        return root
+
+    assert names(brought(both, "imageclef", tmp_path / "a") / "b") == names(
+        brought(make.imageclef, "imageclef", tmp_path / "b") / "b"
+    )
+    for i, text in enumerate(("b/none.png 0\n", "b/000.aeroplane-101/0_0.JPEG 0\n")):
+        one = after(both, put("b_list.txt", text.encode()))
+        two = after(one, put("list/bList.txt", text.encode()))
+        text = refused(two, "imageclef", tmp_path / f"c{i}", DataError)
+        assert f"2 lists of b ({tmp_path}/c{i}/source/b_list.txt, " in text
+        assert "list/bList.txt), and the first image of" in text and f"{2 * i} of them" in text
+
+
+@pytest.mark.parametrize(("layout", "file"), [
+    ("digit5", "usps_28x28.mat"), ("mnist", "train-labels.idx1-ubyte"),
+    ("svmlight", "dvd_test.svmlight"), ("amazon.npz", "amazon.npz"),
+])  # fmt: skip
+def test_a_file_in_two_folders_is_refused(layout: str, file: str, tmp_path: Path) -> None:
+    name, build, *_ = make.LAYOUTS[layout]
+    twice = after(build, lambda r: (make.write_list(r / "old" / file, []), None))
+    text = refused(twice, name, tmp_path, DataError)
+    assert f"{file} is in 2 folders ({tmp_path}/source, {tmp_path}/source/old)" in text
+
+
+def test_a_value_of_all_domains_reviews_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    def change(root: Path) -> None:
+        with np.load(root / "amazon.npz") as file:
+            its = dict(file)
+        np.savez(root / "amazon.npz", **its | {"xx_data": its["xx_data"] * np.nan})
+
+    text = refused(after(make.coordinates, change), "amazon-review", tmp_path, DataError)
+    assert "xx in" in text and "not finite" in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        ("digit5", "--preset digit5"),
+        ("svmlight", "--preset amazon-review"),
+        ("surf", "--preset vectors"),  # that of its name has a network for images
+        ("caltech", "--preset photos"),
+        ("recordings", "-c input.size=101 -c input.channels=1"),
+        ("mnist", ""),
+    ],
+)
+def test_a_preset_is_proposed_where_the_benchmark_has_one(
+    layout: str, settings: str, tmp_path: Path
+) -> None:
+    name, build, *_ = make.LAYOUTS[layout]
+    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
+    assert " ".join(done.settings) == settings
+
+
 def put(file: str, content: Any) -> Change:
     """Replace a file: its bytes, the arrays of a .mat file, or the array of an .npy file."""
 
@@ -246,6 +394,10 @@ def put(file: str, content: Any) -> Change:
             np.save(root / file, content)
 
     return change
+
+
+def zipped(file: str) -> Change:
+    return lambda root: (root / file).rename(root / f"{file}.zip")
 
 
 def edited(old: str, new: str) -> Change:
@@ -270,6 +422,10 @@ def eight_bits(root: Path) -> None:
 
 
 X, Y = make.digit_images(20, 32, 3, 0).transpose(1, 2, 3, 0), np.arange(20)[:, None] % 10
+MISSING = [
+    ("svhn_test_32x32.mat", ["has no svhn_test_32x32.mat for svhn"]),
+    ("usps_28x28.mat", ["has no usps_28x28.mat for usps (unpack it first: usps_28x28.mat.zip)"]),
+]
 DIGITS: list[tuple[Any, list[str]]] = [
     ({"X": X, "y": Y + 2}, ["goes from 2 to 11", "10 for 0"]),
     ({"X": X, "y": Y[:9]}, ["20 images and 9 labels"]),
@@ -289,6 +445,11 @@ FOLDERS: list[tuple[Change, list[str]]] = [
     (lambda r: shutil.rmtree(r / MUG), ["dslr has no images of mug"]),
     (lambda r: [file.unlink() for file in (r / MUG).iterdir()], ["mug holds no images", *LAYOUT]),
     (lambda r: shutil.rmtree((r / MUG).parent), ["dslr holds no class folders", *LAYOUT]),
+    (
+        lambda r: make.picture((r / MUG).parent / "Mug_" / "0.png", 1),
+        ["dslr has", "'Mug_' and 'mug'"],
+    ),
+    (lambda r: make.picture((r / MUG).parents[2] / "DSLR" / "0.png", 1), ["for dslr (DSLR, dslr)"]),
 ]
 LIST = "pacs_label/photo_train_kfold.txt"
 LISTS: list[tuple[Change, list[str]]] = [
@@ -307,7 +468,9 @@ LISTS: list[tuple[Change, list[str]]] = [
 FEATURES: list[tuple[Any, list[str]]] = [
     ({"fts": np.zeros((4, 2)), "labels": np.arange(4) * 5}, ["go from 0 to 15", "1 to 10"]),
     ({"fts": np.zeros((4, 2)), "labels": np.arange(3)}, ["(4, 2) and 3 labels"]),
-    ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts or feas"]),
+    ({"x": np.zeros((4, 2)), "labels": np.arange(4)}, ["holds x (4, 2)", "fts, feas or Xt"]),
+    ({"fts": np.full((4, 6), np.nan), "labels": np.arange(4)}, ["row 1 that is not finite"]),
+    ({"fts": np.zeros((4, 5)), "labels": np.arange(4)}, ["5 columns", "amazon_SURF_L10.mat has 6"]),
 ]
 IDX: list[tuple[str, bytes, list[str]]] = [
     ("train-labels.idx1-ubyte", b"\0\0\x08\x03", ["begins with 00000803", "00000801"]),
@@ -332,6 +495,7 @@ SOUNDS: list[tuple[Build, Change, list[str]]] = [
 SVHN, DSLR = "svhn_train_32x32.mat", "dslr_SURF_L10.mat"
 WRONG: list[tuple[str, Build, Change, list[str]]] = [
     *(("digit5", make.digit5, put(SVHN, its), ["svhn", *words]) for its, words in DIGITS),
+    *(("digit5", make.digit5, zipped(file), words) for file, words in MISSING),
     *(("office31", make.office31, change, words) for change, words in FOLDERS),
     *(("pacs", make.pacs, change, ["photo", *words]) for change, words in LISTS),
     *(("office-caltech10", make.surf, put(DSLR, its), [DSLR, *words]) for its, words in FEATURES),
@@ -456,15 +620,17 @@ def test_the_list_of_benchmarks() -> None:
 def test_a_run_over_an_import(layout: str, target: str, tmp_path: Path) -> None:
     """The run has the settings that the command proposes; photographs go to a small network."""
     name, build, domains, *_ = make.LAYOUTS[layout]
-    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out")
+    enough = Options(transductive=layout == "surf")  # vectors are scaled by 40 or more
+    done = import_benchmark(name, build(tmp_path / "source"), tmp_path / "out", enough)
     said = done.settings
     if layout == "office31":
         assert said == ("--preset", "photos")
         said = ("-c", "input.size=16")
-    words = (word.split("=") for word in said if word != "-c")
-    proposed = {name: int(value) if value.isdigit() else value for name, value in words}
+    its = presets.settings("kd3a", said[1:]) if "--preset" in said else {}
+    words = (word.split("=") for word in said if "=" in word)
+    proposed = its | {name: int(value) if value.isdigit() else value for name, value in words}
     flat = {"method": "kd3a", "rounds": 1, "train.batch-size": 4, "run.dir": str(tmp_path / "runs")}
-    config = RunConfig.parse(flat | proposed)
+    config = RunConfig.parse(proposed | flat | {"train.steps": 1})
     results = simulate(config, folders(done.out, target, {}), Journal(), "process")
     (only,) = results["trainings"]["kd3a"]
     assert len(only["rounds"]) == 1 and len(results["sites"]) == len(domains.split())
