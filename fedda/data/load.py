@@ -40,6 +40,10 @@ logger = logging.getLogger("fedda.data")
 
 MOST_NAMED = 20  # broken images, or tables, in one message
 _SITE_FILES = ".csv, .parquet, .npz and HDF5"
+# Of files that may be a site's data: beside sites that are files none is passed over.
+_OTHERS = (".tsv", ".xlsx", ".xls", ".ods", ".gz", ".zip", ".feather", ".arrow", ".npy", ".mat")
+_DATA = (*FILES, *_OTHERS, ".sav", ".dta")
+_RECORD = "benchmark.json"  # how `fedda data import` made the folder
 
 
 class How(TypedDict, total=False):
@@ -303,6 +307,8 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
         return ArrayFile(path, reading)
     if (numbers := number_table.file_of(path, reading)) is not None:
         return ArrayFile(numbers, reading)
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"{path} is empty: write it again")
     if parts_of(path, reading, inside):
         return Table(path, reading)
     if path.suffix.lower() == ".zip":
@@ -340,8 +346,9 @@ def domains(
 
     Raises:
         RunError: the folder does not exist, two domains have one name, or `reading` names none.
+        DataError: domains are files, and another file of data cannot be one.
     """
-    found, names = dict[str, Path](), list[str]()
+    found, names, odd = dict[str, Path](), list[str](), list[Path]()
     for path in _visible(root):
         name = path.name if path.is_dir() else path.stem
         names.append(name)
@@ -351,11 +358,16 @@ def domains(
                 f"{root} has {other.name} and {path.name}, which would both be the site "
                 f"'{name}'; rename or remove one of them."
             )
+        if not can_be and path.suffix.lower() in _DATA:
+            odd.append(path)
     if unknown := [site for site in reading.sites if site not in ("", *names)]:
         raise RunError(
             f"--columns names the site {unknown[0]!r}, and {root} has {', '.join(names)}; choose "
             "among them."
         )
+    if odd and not (found and all(path.is_dir() for path in found.values())):
+        why = _why_no_site(odd[0], reading, targets)
+        raise DataError(f"{why}; or move it out of {root}, where each file of data is a site")
     return found
 
 
@@ -363,24 +375,26 @@ def passed_over(root: Path, reading: Reading = AS_IT_IS, targets: Collection[str
     """Which files of a folder of `domains` are none, and why each table is none; or nothing."""
     used = {path.absolute() for path in domains(root, reading, targets).values()}
     used |= {file for site in {*used} if site.is_dir() for file, _ in lists_of(site)}
+    used.add((root / _RECORD).absolute())
     files = [path for path in _visible(root) if path.absolute() not in used]
     if not files:
         return ""
-    reasons = [*filter(None, (_why_no_site(path, reading) for path in files))]
+    reasons = [*filter(None, (_why_no_site(path, reading, targets) for path in files))]
     kinds = "" if len(reasons) == len(files) else f"; a site is a folder or one of {_SITE_FILES}"
     names = listed([path.name for path in files])
     head = f"{root}: no sites, and passed over: {names}{kinds}"
     return "\n  ".join([head, *reasons[:MOST_NAMED]])
 
 
-def _why_no_site(file: Path, reading: Reading) -> str:
-    """Why a table or an archive is no site; empty for other files."""
-    if file.suffix.lower() in (*FILES, ".zip"):
-        try:
-            describe(file, "source", reading.at(file.stem))
-        except DataError as error:
-            return str(error)
-    return ""
+def _why_no_site(file: Path, reading: Reading, targets: Collection[str]) -> str:
+    """Why a file of data is no site; empty for other files."""
+    if file.suffix.lower() not in _DATA:
+        return ""
+    try:
+        describe(file, "target" if file.stem in targets else "source", reading.at(file.stem))
+    except DataError as error:
+        return str(error)
+    return f"{file} has no number in its first row: put it into a folder of its own if it is a site"
 
 
 def _visible(root: Path) -> list[Path]:

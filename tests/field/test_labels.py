@@ -143,7 +143,16 @@ def test_one_number_in_two_writings_is_refused(tmp_path: Path, pair: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "heading", ["path;label", "sep=;\npath;label", "path\tlabel", "path, label", "\ufeffpath;label"]
+    "heading",
+    [
+        "path;label",
+        "sep=;\npath;label",
+        '"sep=;"\r\npath;label',
+        "sep=\t\r\npath\tlabel",
+        "path\tlabel",
+        "path, label",
+        "\ufeffpath;label",
+    ],
 )
 def test_what_spreadsheets_write_is_read(tmp_path: Path, heading: str) -> None:
     path = in_csv(tmp_path, ["a", "b"] * 3)
