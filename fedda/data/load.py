@@ -2,11 +2,11 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 from fedda import __version__
 from fedda.data import number_table
@@ -217,10 +217,7 @@ def _verified(
         site.evaluation(form, progress)
     odd = odd[:1]
     if both := shared(path, reading):
-        odd.append(
-            f"{both} of the {found.test} test examples are also training examples, so the accuracy "
-            "at this site would be too good: remove them from one of both"
-        )
+        odd.append(_leak(both, found.test))
     if odd:  # it is said again at the next start, so the files are not noted as good
         return replace(found, warnings=(*found.warnings, *odd))
     if known and state:
@@ -279,10 +276,40 @@ def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
 def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
     """How many test examples are training examples, too, whatever shape a run wants."""
     site = open_site(path, reading)
-    tests = site.tests()
+    return _among(site.tests(), site)
+
+
+def leaks(sites: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of which targets test examples are training examples at a site of the same simulation.
+
+    Folders of images are left out, as all images would be read for it.
+
+    Args:
+        sites: their configurations.
+    """
+    opened = {s["name"]: open_site(s["data"], Reading.said(s).at(s["name"])) for s in sites}
+    arrays = {name: site for name, site in opened.items() if isinstance(site, ArrayFile)}
+    said = list[str]()
+    for target in (s["name"] for s in sites if s["role"] == "target" and s["name"] in arrays):
+        tests = arrays[target].tests()
+        count = {name: _among(tests, site) for name, site in arrays.items()}
+        of = len(tests)
+        said += [f"{target}: {_leak(n, of, f' at {name}')}" for name, n in count.items() if n]
+    return said
+
+
+def _among(tests: Sequence[bytes], site: SiteData) -> int:
+    """How many test examples are among a site's training examples."""
     different = {*tests}
     training = {one for one in site.identities("target") if one in different} if tests else {}
     return sum(one in training for one in tests)
+
+
+def _leak(n: int, of: int, where: str = "") -> str:
+    return (
+        f"{n} of the {of} test examples are also training examples{where}, so the accuracy of "
+        "these tests would be too good: remove them from one of both"
+    )
 
 
 def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
