@@ -280,8 +280,8 @@ class Plan:
         state = cache(state_of)
         if self.tests_on_training and any(v.oracle for v in self.variants):
             raise RunError(
-                f"{self.data} tests on all training images, and an oracle has learnt their labels "
-                "by heart; leave out --oracle, or import the data without --transductive."
+                f"{self.data} tests on all training examples, and an oracle has learnt their "
+                "labels by heart; leave out --oracle, or import the data without --transductive."
             )
         for cell in self.trainings():
             sites = self.sites(cell)
@@ -320,7 +320,7 @@ class Plan:
             _described(site["data"], "source", self.reading)
         except DataError as error:
             raise RunError(
-                f"--oracle trains on the labels of the target's training images: {error}"
+                f"--oracle trains on the labels of the target's training examples: {error}"
             ) from None
 
     def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:
