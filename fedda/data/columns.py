@@ -298,7 +298,7 @@ def _with_point(cell: str) -> str:
 
 def _even(file: Path, rows: Any, width: int) -> Iterator[list[str]]:
     """The rows of a CSV file in which a cell is not empty, each of so many values."""
-    for row in filter(any, rows):
+    for row in (row for row in rows if any(row)):
         if len(row) != width:
             raise DataError(
                 f"{file} has more or fewer values than columns in line {rows.line_num}: "
