@@ -45,7 +45,7 @@ def summarise(
         "shape": list(members.shape),
         "classes": list(members.classes),
         **accuracies(config.method, trainings),
-        "selected_by": "highest infomax on the target's unlabelled training images",
+        "selected_by": "highest infomax on the target's unlabelled training examples",
         "targets": {
             name: accuracies(
                 config.method,

@@ -532,10 +532,10 @@ def test_what_it_says_to_type_runs_as_it_stands(
     patients(root, "town", label=False)
     table = root / "bert.csv"
     table.write_text(table.read_text().replace("label", "outcome", 1))
-    (root / "notes.csv").write_text("nothing")
+    (root / "notes.txt").write_text("nothing")
     words = ("--target", "town", "--columns", "bert:label=outcome")
     done = call("look", "--data", "my sites", *words)
-    assert "notes.csv" in done.output and "has a number in sex at anna" in done.output
+    assert "notes.txt" in done.output and "has a number in sex at anna" in done.output
     typed = next_line(done.output)
     assert "input.categories=sex=female|male|other" in typed
     call(*typed[1:], "--rounds", 1)

@@ -20,7 +20,7 @@ from fedda.flower import ErrorCode, make_message
 from fedda.ops import lock
 from fedda.results import terminal
 from fedda.results.read import summary
-from fedda.results.remarks import missing_tests
+from fedda.results.remarks import missing_tests, small_sites
 from fedda.wire import packing
 from fedda.wire.packing import Kind
 from server import checkpoint, journal, presence
@@ -1046,3 +1046,11 @@ def test_tests_of_other_classes_are_found_before_the_training(
     untested = {"method": "fedavg", "run.evaluate": False, "run.name": "untested"}
     results, _ = run(nodes, FAST | runs | untested)
     assert "accuracy" not in results["trainings"]["fedavg"][0]["rounds"][-1]
+
+
+@pytest.mark.parametrize(("shape", "what"), [([4], "example"), ([1, 8, 8], "image")])
+def test_patients_of_a_table_are_no_images(shape: list[int], what: str) -> None:
+    sites = [{"name": "east", "role": "source", "examples": 90}]
+    found: Any = {"sites": sites, "shape": shape, "trainings": {"kd3a": [{"rounds": [{}]}]}}
+    (said,) = small_sites(found)
+    assert f"east (90 {what}s): with fewer than 200 {what}s (200, or 20 a class)" in said

@@ -135,25 +135,51 @@ def hugging_face(folder: Path, damaged: bool = False, hidden: int | None = None)
     return folder
 
 
-def test_a_table_that_is_no_site_is_passed_over_with_the_reason(tmp_path: Path) -> None:
-    """Else a hospital whose table calls its labels otherwise is missing, and nobody knows why."""
-    tables = {
-        "north": "age,label\n1,a\n2,b\n",
-        "south": "age,Label\n1,a\n2,b\n",
-        "west": "age,diagnosis\n1,a\n2,b\n",
-        "east": "age,label\n1,h\xf6her\n",
-    }
-    for name, text in tables.items():
-        (tmp_path / f"{name}.csv").write_bytes(text.encode("latin-1"))
+SITE = "age,label\n1,a\n2,b\n"
+NO_SITES = {
+    "latin.csv": ("age,label\n1,h\xf6her\n".encode("latin-1"), "write it as UTF-8"),
+    "utf16.csv": (SITE.encode("utf-16-le"), "zero bytes, as UTF-16 has without a mark"),
+    "empty.csv": (b"", "empty.csv is empty: write it again"),
+    "bars.csv": (SITE.replace(",", "|").encode(), "separate columns by commas, semicolons or tabs"),
+    "case.csv": (b"age,Label\n1,a\n2,b\n", "--columns label=Label"),
+    "west.csv": (b"age,diagnosis\n1,a\n2,b\n", "no column label"),
+    "texts.csv": (b"sex,label\nf,a\nm,b\n", "no number in its first row"),
+    "cut.parquet": (b"PAR1", "cannot be read as parquet"),
+    "north.tsv": (SITE.encode(), "save a table as .csv"),
+    "north.xlsx": (b"PK", "save a table as .csv"),
+    "north.csv.gz": (b"\x1f\x8b", "save a table as .csv"),
+    "north.zip": (b"PK", "unpack it"),
+}
+
+
+@pytest.mark.parametrize("name", NO_SITES)
+@pytest.mark.parametrize("sites", [("east",), ()])
+def test_a_file_of_data_that_is_no_site_is_refused_beside_such_files(
+    tmp_path: Path, name: str, sites: tuple[str, ...]
+) -> None:
+    """Else a run goes on without a hospital, and nobody knows why."""
+    for site in sites:
+        (tmp_path / f"{site}.csv").write_text(SITE)
+    content, reason = NO_SITES[name]
+    (tmp_path / name).write_bytes(content)
+    for papers in ("README.md", "notes.txt", "made.json", "benchmark.json"):
+        (tmp_path / papers).touch()
+    with pytest.raises(DataError, match=r"; or move it out of .* each file of data is a site") as e:
+        data.domains(tmp_path)
+    assert reason in str(e.value) and name in str(e.value)
+    (tmp_path / name).unlink()
+    assert [*data.domains(tmp_path)] == [*sites]
+    passed = "no sites, and passed over: README.md, made.json, notes.txt; a site is a folder or one"
+    assert passed in data.passed_over(tmp_path)
+
+
+def test_a_table_beside_folders_of_images_is_passed_over_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "north").mkdir()
+    for name in ("latin.csv", "west.csv"):
+        (tmp_path / name).write_bytes(NO_SITES[name][0])
     head, *reasons = data.passed_over(tmp_path).split("\n  ")
-    assert [*data.domains(tmp_path)] == ["north"]
-    assert head.endswith("no sites, and passed over: east.csv, south.csv, west.csv")
-    for reason, part in zip(
-        reasons, ("write it as UTF-8", "--columns label=Label", "no column label"), strict=True
-    ):
-        assert part in reason
-    (tmp_path / "notes.txt").touch()
-    assert "a site is a folder or one of .csv" in data.passed_over(tmp_path)
+    assert head.endswith("no sites, and passed over: latin.csv, west.csv")
+    assert "write it as UTF-8" in reasons[0] and "no column label" in reasons[1]
 
 
 @pytest.mark.parametrize("role", ["source", "target"])

@@ -120,7 +120,7 @@ def _simulated(
 
 def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a run over the sites that told takes besides, as far as their files alone say it."""
-    from fedda.data import Reading, describe
+    from fedda.data import Reading, describe, leaks
     from fedda.data.categories import alone, apart, together
     from fedda.halves import load
 
@@ -129,7 +129,8 @@ def _rehearsed(seen: dict[str, Any], sites: Sequence[dict[str, Any]]) -> dict[st
     sites = [s | {"role": roles[s["name"]]} for s in sites if s["name"] in told]
     words = [*seen["settings"]]
     texts = {s["name"]: describe(s["data"], s["role"], Reading.said(s)).texts for s in sites}
-    said = " ".join([seen["text"], *(f"Note: {text}." for text in alone(texts, {}))])
+    odd = [*alone(texts, {}), *leaks(sites)]
+    said = " ".join([seen["text"], *(f"Note: {text}." for text in odd)])
     if seen["refused"]:
         sources = [site["name"] for site in sites if site["role"] == "source"]
         words += ["-c", f"run.sources={','.join(sources)}"]

@@ -4,6 +4,7 @@ A text becomes its number among the column's texts; `fedda.data.categories` says
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,8 @@ GAPS = {"", ".", *NOTHING}  # texts that mean that there is none
 IMAGE_ENDINGS = tuple(EXTENSIONS)  # such a text names a file, and no kind of thing
 
 _APART = frozenset(",|")  # what separates values in a run's list
+# A number as sheets show it: with marks of thousands, a long minus, in brackets, in percent.
+_MARKED = re.compile(r"[-+(\u2212]?\s?(\d+|\d{1,3}([ '\u2019.]\d{3})+)(\.\d+)?\s?[%)]?")
 
 
 def number(value: Any) -> float | None:
@@ -39,15 +42,10 @@ def _is_code(value: Any) -> bool:
 
 
 class ColumnCells:
-    """What a column's cells are, some at a time: numbers, or a few texts, each of which is one.
-
-    Attributes:
-        odd: the index of the first cell that is no number, and that cell, if they are neither.
-    """
+    """What a column's cells are, some at a time: numbers, or a few texts, each of which is one."""
 
     def __init__(self) -> None:
-        self.odd: tuple[int, Any] | None = None
-        self._count, self._has_numbers = 0, False
+        self._count, self._has_numbers, self._are_no_kinds = 0, False, False
         self._first: tuple[int, Any] | None = None  # cell that is no number
         self._plain: dict[str, str] = {}  # the plain name of each text
         self._texts: dict[str, str] = {}  # the last text of each plain name
@@ -62,18 +60,26 @@ class ColumnCells:
             texts = {i: values[i] for i, each in enumerate(numbers) if each is None}
             i, cell = next(iter(texts.items()))
             self._first = self._first or (self._count + i, cell)
-            if not self.odd:
+            if self._may_be_kinds:
                 self._add_texts(texts.values())
         self._count += len(values)
-        if self._first and (self._has_numbers or len(self._texts) > MOST):
-            self.odd = self._first
+
+    @property
+    def odd(self) -> tuple[int, Any] | None:
+        """The index of the first cell that is no number, and that cell, if they are neither."""
+        are_numbers = all(map(_MARKED.fullmatch, self._texts.values()))
+        return None if self._may_be_kinds and not are_numbers else self._first
+
+    @property
+    def _may_be_kinds(self) -> bool:
+        return not (self._are_no_kinds or self._has_numbers or len(self._texts) > MOST)
 
     def _add_texts(self, cells: Iterable[Any]) -> None:
         for cell in cells:
             text = _text(cell)
             if text not in self._plain:
                 if is_several(cell) or _APART & {*text} or text.lower().endswith(IMAGE_ENDINGS):
-                    self.odd = self._first
+                    self._are_no_kinds = True
                     return
                 self._plain[text] = plain(text)
             self._texts[self._plain[text]] = text

@@ -27,6 +27,7 @@ IMAGES = ("path", "image")  # columns that name or hold images
 KEYS = ("id", "key")  # columns that name rows
 
 _DELIMITERS = (",", ";", "\t")  # of CSV files; where a comma is decimal, Excel writes semicolons
+_SEPARATOR = re.compile(r'"?sep=([^\r\n"])"?\s*', re.IGNORECASE)  # Excel's line above the heading
 _DECIMAL = re.compile(r"\s*[+-]?\d+,\d+(e[+-]?\d+)?\s*", re.IGNORECASE)
 _POINT = re.compile(r"\s*[+-]?(\d+\.\d+(e[+-]?\d+)?|\d{1,3}(\.\d{3})+)\s*", re.IGNORECASE)
 _ALSO = {"file_name": "path", "filename": "path", "file": "path"}  # if there is no path or image
@@ -259,7 +260,7 @@ def _of_csv(
                     name: [*map(_with_point, columns[at])] if name in comma else columns[at]
                     for name, at in places.items()
                 }
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeError, csv.Error) as error:
         todo = "close each quote, and write one within a text twice"
         todo = todo if isinstance(error, csv.Error) else "write it as UTF-8"
         raise DataError(f"{file} cannot be read as CSV ({reason(error)}): {todo}") from error
@@ -296,14 +297,24 @@ def _with_point(cell: str) -> str:
 
 
 def _even(file: Path, rows: Any, width: int) -> Iterator[list[str]]:
-    """The rows of a CSV file that are not empty, each of so many values."""
-    for row in filter(None, rows):
+    """The rows of a CSV file in which a cell is not empty, each of so many values."""
+    for row in (row for row in rows if any(row)):
         if len(row) != width:
             raise DataError(
                 f"{file} has more or fewer values than columns in line {rows.line_num}: "
                 f"mend it, or put texts with commas into quotation marks"
             )
         yield row
+
+
+def blank_rows(file: Path) -> str:
+    """A sentence about rows of a CSV file that have cells, all empty; empty without any."""
+    if file.suffix.lower() != ".csv":
+        return ""
+    with file.open(newline="", encoding=encoding(file)) as stream:
+        n = sum(not any(row) for row in _rows_of(stream)[1] if row)
+    rows = "row has" if n == 1 else "rows have"
+    return f"{n} {rows} no value in any cell: passed over" if n else ""
 
 
 def _rows_of(stream: TextIO) -> tuple[list[str], Any]:
@@ -318,8 +329,10 @@ def delimiter(stream: TextIO) -> str:
     The stream then is at the heading.
     """
     heading = stream.readline()
-    if heading.lower().startswith("sep=") and len(heading.strip()) == 5:
-        return heading.strip()[-1]
+    if "\0" in heading:
+        raise UnicodeError("it has zero bytes, as UTF-16 has without a mark at its beginning")
+    if said := _SEPARATOR.fullmatch(heading):
+        return said[1]
     stream.seek(0)
     return max(_DELIMITERS, key=heading.count)
 
@@ -343,7 +356,7 @@ def samples_of(file: Path) -> dict[str, str]:
     try:
         with file.open(newline="", encoding=encoding(file)) as stream:
             there, rows = _rows_of(stream)
-            first = next(filter(None, rows), [])
+            first = next(filter(any, rows), [])
             if rows.dialect.delimiter == ";":
                 first = [*map(_with_point, first)]
             return dict(zip(there, first, strict=True))

@@ -2,11 +2,11 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 from fedda import __version__
 from fedda.data import number_table
@@ -40,6 +40,10 @@ logger = logging.getLogger("fedda.data")
 
 MOST_NAMED = 20  # broken images, or tables, in one message
 _SITE_FILES = ".csv, .parquet, .npz and HDF5"
+# Of files that may be a site's data: beside sites that are files none is passed over.
+_OTHERS = (".tsv", ".xlsx", ".xls", ".ods", ".gz", ".zip", ".feather", ".arrow", ".npy", ".mat")
+_DATA = (*FILES, *_OTHERS, ".sav", ".dta")
+_RECORD = "benchmark.json"  # how `fedda data import` made the folder
 
 
 class How(TypedDict, total=False):
@@ -213,10 +217,7 @@ def _verified(
         site.evaluation(form, progress)
     odd = odd[:1]
     if both := shared(path, reading):
-        odd.append(
-            f"{both} of the {found.test} test examples are also training examples, so the accuracy "
-            "at this site would be too good: remove them from one of both"
-        )
+        odd.append(_leak(both, found.test))
     if odd:  # it is said again at the next start, so the files are not noted as good
         return replace(found, warnings=(*found.warnings, *odd))
     if known and state:
@@ -275,10 +276,40 @@ def keys(path: str | Path, reading: Reading = AS_IT_IS) -> list[str]:
 def shared(path: str | Path, reading: Reading = AS_IT_IS) -> int:
     """How many test examples are training examples, too, whatever shape a run wants."""
     site = open_site(path, reading)
-    tests = site.tests()
+    return _among(site.tests(), site)
+
+
+def leaks(sites: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of which targets test examples are training examples at a site of the same simulation.
+
+    Folders of images are left out, as all images would be read for it.
+
+    Args:
+        sites: their configurations.
+    """
+    opened = {s["name"]: open_site(s["data"], Reading.said(s).at(s["name"])) for s in sites}
+    arrays = {name: site for name, site in opened.items() if isinstance(site, ArrayFile)}
+    said = list[str]()
+    for target in (s["name"] for s in sites if s["role"] == "target" and s["name"] in arrays):
+        tests = arrays[target].tests()
+        count = {name: _among(tests, site) for name, site in arrays.items()}
+        of = len(tests)
+        said += [f"{target}: {_leak(n, of, f' at {name}')}" for name, n in count.items() if n]
+    return said
+
+
+def _among(tests: Sequence[bytes], site: SiteData) -> int:
+    """How many test examples are among a site's training examples."""
     different = {*tests}
     training = {one for one in site.identities("target") if one in different} if tests else {}
     return sum(one in training for one in tests)
+
+
+def _leak(n: int, of: int, where: str = "") -> str:
+    return (
+        f"{n} of the {of} test examples are also training examples{where}, so the accuracy of "
+        "these tests would be too good: remove them from one of both"
+    )
 
 
 def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
@@ -303,6 +334,8 @@ def open_site(path: str | Path, reading: Reading = AS_IT_IS) -> SiteData:
         return ArrayFile(path, reading)
     if (numbers := number_table.file_of(path, reading)) is not None:
         return ArrayFile(numbers, reading)
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"{path} is empty: write it again")
     if parts_of(path, reading, inside):
         return Table(path, reading)
     if path.suffix.lower() == ".zip":
@@ -340,8 +373,9 @@ def domains(
 
     Raises:
         RunError: the folder does not exist, two domains have one name, or `reading` names none.
+        DataError: domains are files, and another file of data cannot be one.
     """
-    found, names = dict[str, Path](), list[str]()
+    found, names, odd = dict[str, Path](), list[str](), list[Path]()
     for path in _visible(root):
         name = path.name if path.is_dir() else path.stem
         names.append(name)
@@ -351,11 +385,16 @@ def domains(
                 f"{root} has {other.name} and {path.name}, which would both be the site "
                 f"'{name}'; rename or remove one of them."
             )
+        if not can_be and path.suffix.lower() in _DATA:
+            odd.append(path)
     if unknown := [site for site in reading.sites if site not in ("", *names)]:
         raise RunError(
             f"--columns names the site {unknown[0]!r}, and {root} has {', '.join(names)}; choose "
             "among them."
         )
+    if odd and not (found and all(path.is_dir() for path in found.values())):
+        why = _why_no_site(odd[0], reading, targets)
+        raise DataError(f"{why}; or move it out of {root}, where each file of data is a site")
     return found
 
 
@@ -363,24 +402,26 @@ def passed_over(root: Path, reading: Reading = AS_IT_IS, targets: Collection[str
     """Which files of a folder of `domains` are none, and why each table is none; or nothing."""
     used = {path.absolute() for path in domains(root, reading, targets).values()}
     used |= {file for site in {*used} if site.is_dir() for file, _ in lists_of(site)}
+    used.add((root / _RECORD).absolute())
     files = [path for path in _visible(root) if path.absolute() not in used]
     if not files:
         return ""
-    reasons = [*filter(None, (_why_no_site(path, reading) for path in files))]
+    reasons = [*filter(None, (_why_no_site(path, reading, targets) for path in files))]
     kinds = "" if len(reasons) == len(files) else f"; a site is a folder or one of {_SITE_FILES}"
     names = listed([path.name for path in files])
     head = f"{root}: no sites, and passed over: {names}{kinds}"
     return "\n  ".join([head, *reasons[:MOST_NAMED]])
 
 
-def _why_no_site(file: Path, reading: Reading) -> str:
-    """Why a table or an archive is no site; empty for other files."""
-    if file.suffix.lower() in (*FILES, ".zip"):
-        try:
-            describe(file, "source", reading.at(file.stem))
-        except DataError as error:
-            return str(error)
-    return ""
+def _why_no_site(file: Path, reading: Reading, targets: Collection[str]) -> str:
+    """Why a file of data is no site; empty for other files."""
+    if file.suffix.lower() not in _DATA:
+        return ""
+    try:
+        describe(file, "target" if file.stem in targets else "source", reading.at(file.stem))
+    except DataError as error:
+        return str(error)
+    return f"{file} has no number in its first row: put it into a folder of its own if it is a site"
 
 
 def _visible(root: Path) -> list[Path]:

@@ -156,6 +156,7 @@ class NumberTable(Npz):
                 f"the column {listed([repr(name) for name in passed])} has row numbers, as pandas "
                 "writes them, and is passed over"
             )
+        found += filter(None, [columns.blank_rows(self.path)])
         any(not odd.add(rows) for rows in self._rows(x, 1))  # until none can be odd any more
         tells = odd.tells
         for i, name in enumerate(map(naming.escaped, self._names)):
@@ -257,11 +258,16 @@ class NumberTable(Npz):
                 f"{self.path} has no names of columns: its first row, {listed(there, 12)}, is an "
                 "example; write a row of names above it, such as path,label"
             )
+        if len(there) == 1 and not is_file:
+            return DataError(
+                f"{self.path} has one column, {naming.quoted(name)}, and {str(cell)[:40]!r} in row "
+                f"{row + 1}: separate columns by commas, semicolons or tabs"
+            )
         return DataError(
             f"{self.path} has {str(cell)[:40]!r} in row {row + 1} of its column "
             f"{naming.escaped(name)} (it has {listed(there, 12)}): numbers, or a few texts "
             "without commas, are needed where no column path names image files; write numbers, "
-            "with a decimal point, or name the columns with "
+            "with a decimal point and no other marks, or name the columns with "
             + self._advice(f"path={name}" if is_file else f"values=age+weight or drop={name}")
         )
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedda.data import naming
-from fedda.data.columns import IMAGES, KEYS, Columns, headings, read
+from fedda.data.columns import IMAGES, KEYS, Columns, blank_rows, headings, read
 from fedda.data.form import AS_IT_IS, Form, Reading
 from fedda.data.naming import listed
 from fedda.data.optional import needed
@@ -109,7 +109,8 @@ class Table(SiteData):
             train, test = [row.image for row in self._target()], self._tests()[1]
         found = survey(train)
         left = others(self.path, self._reading, self._inside)
-        odd = (found.mixed, left, *odd_classes(counts))
+        blank = (blank_rows(file) for file, _ in self.files)
+        odd = (found.mixed, left, *blank, *odd_classes(counts))
         return Description(
             path=self.path,
             role=role,

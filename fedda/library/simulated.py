@@ -13,7 +13,7 @@ from typing import Any, Literal
 from fedda.config import DEFAULT
 from fedda.config.inputs import REFUSE, categories_of
 from fedda.config.sections import Flat, validate
-from fedda.data import Description, Reading, Role, describe, passed_over, state_of
+from fedda.data import Description, Reading, Role, describe, leaks, passed_over, state_of
 from fedda.data.categories import LEAVING, alone
 from fedda.data.naming import listed
 from fedda.data.pixels import RESIZED
@@ -112,7 +112,7 @@ def execute(
     classes = local.rehearse(config, sites, described)
     if nowhere := sorted(set[str].intersection(*empty)):
         say(f"no site has a value in {listed(nowhere)}: leave such columns out at all sites")
-    for text in alone(texts, categories_of(config.input.categories)):
+    for text in [*alone(texts, categories_of(config.input.categories)), *leaks(sites)]:
         say(text)
     for site in sites:
         if file := site.get("teacher"):

@@ -22,7 +22,7 @@ TEMPLATE = Template("""\
 
 A classifier (`$network`, input $shape) of $classes. It was trained by federated unsupervised
 domain adaptation with $title: labelled sources and a target without labels trained together, and no
-image left its site. Made by fedda $fedda with Flower $flwr and PyTorch $torch.
+example left its site. Made by fedda $fedda with Flower $flwr and PyTorch $torch.
 
 ## Data
 
@@ -36,9 +36,9 @@ $quality
 
 ## Limits
 
-- It is adapted to the target's images. For others, the sources' included, it may be worse than a
+- It is adapted to the target's examples. For others, the sources' included, it may be worse than a
   model that has not adapted.
-- A model can reveal something about the images that it was trained on.
+- A model can reveal something about the examples that it was trained on.
 $limits
 ## What left the sites
 

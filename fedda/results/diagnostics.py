@@ -1,7 +1,7 @@
 """What the rounds of a training say without labels of the target: that it went wrong, or is over.
 
 Signs that it went wrong are found in what a run reports anyway, round by round: the share of the
-target's images that KD3A's teachers are sure of, and the sources' loss. Of 238 trainings on data
+target's examples that KD3A's teachers are sure of, and the sources' loss. Of 238 trainings on data
 that no setting was chosen on, three were doubted by that share, all of them more than 5 points
 below FedAvg, as 35 were; signs such as a vanished class, one-sided weights or a lower infomax named
 as many of the good ones as of the bad, and are not looked for. A training without doubts may still
@@ -163,12 +163,12 @@ def _kept(kept: float, before: float) -> str:
     """What a share of kept images says, after a highest one before."""
     if kept < UNSURE:
         return (
-            f"teachers are sure of {100 * kept:.1f} % of the target's images, so it learns next to "
-            "nothing from them; lower kd3a.gate, or train the sources longer before"
+            f"teachers are sure of {100 * kept:.1f} % of the target's examples, so it learns next "
+            "to nothing from them; lower kd3a.gate, or train the sources longer before"
         )
     if kept < LOST * before:
         return (
-            f"teachers are sure of {100 * kept:.0f} % of the target's images, after "
+            f"teachers are sure of {100 * kept:.0f} % of the target's examples, after "
             f"{100 * before:.0f} % in an earlier round: classes may be getting lost; try "
             "kd3a.mixup=0"
         )
@@ -261,7 +261,7 @@ def collapse(task: Task, history: Sequence[Round]) -> str:
             return ""
     left = int(tests[-1]["predicted"])
     return (
-        f"the training has collapsed: for {LASTING} rounds the target's images were given {left} "
+        f"the training has collapsed: for {LASTING} rounds the target's examples were given {left} "
         f"of the {known} classes that they were given before"
     )
 

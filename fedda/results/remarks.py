@@ -86,10 +86,11 @@ def _shared_by(results: Results, method: str) -> str:
 
 
 def small_sites(results: Results) -> list[str]:
-    """Warn of sites with so few images that longer training gains more than any method; or []."""
+    """Warn of sites with so few examples that longer training gains more than any method; or []."""
     least = max(FEW, FEW_EACH * len(results.get("classes") or ()))
+    what = "image" if len(results.get("shape") or ()) == 3 else "example"
     small = [
-        f"{printable(s['name'])} ({counted(s['examples'], 'image')})"
+        f"{printable(s['name'])} ({counted(s['examples'], what)})"
         for s in results["sites"]
         if s.get("examples", least) < least
     ]
@@ -98,7 +99,7 @@ def small_sites(results: Results) -> list[str]:
         return []
     more = f" and {len(small) - NAMED} more" if len(small) > NAMED else ""
     return [
-        f"warning: {', '.join(small[:NAMED])}{more}: with fewer than {least} images (200, or 20 a "
+        f"warning: {', '.join(small[:NAMED])}{more}: with fewer than {least} {what}s (200, or 20 a "
         f"class) longer training gains more than any method; give {LONG} rounds or more"
     ]
 

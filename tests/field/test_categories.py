@@ -131,6 +131,19 @@ def test_cells_are_numbered() -> None:
             numbered(odd)
 
 
+@pytest.mark.parametrize(
+    "cell", ["1'234", "1\u2019234", "1 234", "1\u00a0234.5", "1\u202f234", "1.234.567", "1,234"]
+)
+@pytest.mark.parametrize("other", ["5%", "5 %", "(5)", "\u22125"])
+def test_numbers_with_marks_are_no_kinds(cell: str, other: str) -> None:
+    """At a target, which tells no values, they would become a column for each."""
+    for few in ([cell], [other], [cell, other, ""]):
+        with pytest.raises(DataError, match=r"a table has .* in its column t: numbers, or a few"):
+            numbered(few)
+    for kinds in (["<40", ">=40"], ["0-4", "5-9", "10+"], ["5%", "saline"], ["5 mg", "10 mg"]):
+        assert len(numbered(kinds)[1]) == len(kinds)
+
+
 @pytest.mark.parametrize("fills", [True, False])
 def test_a_server_cannot_make_each_number_of_a_measurement_a_column(fills: bool) -> None:
     """The weights of a column for one age would be of the one patient who has it."""
@@ -319,7 +332,8 @@ def test_a_look_tells_nothing_of_texts_but_that_they_are_there(sites: Path, tmp_
 def test_a_table_with_texts_is_a_site_among_others(sites: Path, tmp_path: Path) -> None:
     assert set(data.domains(sites)) == {"east", "north", "west"}
     (tmp_path / "notes.csv").write_text("name,label\nx,y\n")
-    assert data.domains(tmp_path) == {}
+    with pytest.raises(DataError, match=r"notes\.csv has no number in its first row"):
+        data.domains(tmp_path)
 
 
 @pytest.mark.contrib

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import fedda
 from clients.site.memory import Site
@@ -217,6 +218,22 @@ def test_a_table_of_numbers(tmp_path: Path, ending: str) -> None:
     parts = list(data.batches(path, (4,), 16, reading=MEAN))
     keys = dict(pair for each in parts for pair in zip(each.names, each.keys, strict=True))
     assert len(keys) == 60 and keys["x_train/3"] == "103" and keys["x_test/0"] == "150"
+
+
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_rows_of_empty_cells_are_no_examples(tmp_path: Path, role: Any) -> None:
+    """Excel writes them below a sheet; a target filled them with means."""
+    rows = [f"{i},{i % 7},{i % 2}" for i in range(50)]
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["age,dose,label", *rows[:9], ",,", " , ,", "", *rows[9:], ",,", ""]))
+    found = data.verify(path, role)
+    assert (found.train, found.gaps) == (50, 0)
+    assert "3 rows have no value in any cell: passed over" in found.warnings
+    path.write_text("path,label\na.png,a\n,\nb.png,b\n")
+    for name in ("a.png", "b.png"):
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    found = data.describe(path, role)
+    assert found.train == 2 and "1 row has no value in any cell: passed over" in found.warnings
 
 
 def test_a_targets_labels_are_not_read(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A label names one class, by the same rules in every file and in the library; names decide."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.datasets import ImageFolder
 
+import fedda
 from fedda import data
 from fedda.data import naming
 from fedda.errors import DataError
@@ -143,7 +145,16 @@ def test_one_number_in_two_writings_is_refused(tmp_path: Path, pair: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    "heading", ["path;label", "sep=;\npath;label", "path\tlabel", "path, label", "\ufeffpath;label"]
+    "heading",
+    [
+        "path;label",
+        "sep=;\npath;label",
+        '"sep=;"\r\npath;label',
+        "sep=\t\r\npath\tlabel",
+        "path\tlabel",
+        "path, label",
+        "\ufeffpath;label",
+    ],
 )
 def test_what_spreadsheets_write_is_read(tmp_path: Path, heading: str) -> None:
     path = in_csv(tmp_path, ["a", "b"] * 3)
@@ -201,6 +212,38 @@ def test_each_dataset_numbers_its_own_classes(tmp_path: Path, test: str, role: s
     assert found is not None
     assert shades(found) <= {(name, level) for name, level in LEVELS.items()}
     assert len({name for name, _ in shades(found)}) == len({n for n, _ in shades(found)})
+
+
+@pytest.mark.contrib
+@pytest.mark.parametrize("form", ["csv", "npz"])
+def test_a_simulation_says_which_tests_are_trained_on(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draws, root = np.random.default_rng(0), tmp_path / "sites"
+    x = {name: draws.normal(0, 1, (60, 3)).astype("float32") for name in ("north", "south", "west")}
+    x["west"][:4] = x["west"][50:54]
+    x["north"][7] = x["west"][55]
+    y = np.arange(60) % 2
+    root.mkdir()
+    for name, its in x.items():
+        if form == "npz":
+            parts: Any = {"x_train": its[:50], "y_train": y[:50], "x_test": its[50:]}
+            np.savez(root / f"{name}.npz", y_test=y[50:], **parts)
+        else:
+            frame = pd.DataFrame(its, columns=["a", "b", "c"]).assign(label=y)  # type: ignore[call-overload]
+            frame["split"] = np.where(np.arange(60) < 50, "train", "test")
+            frame.to_csv(root / f"{name}.csv", index=False)
+    about: Any = {"rounds": 1, "baseline": "none", "run_refine": "none", "preset": "table"}
+    fedda.simulate(root, "west", "fedavg", **about)
+    run = capsys.readouterr().err
+    call("look", "--data", root, "--target", "west", "--out", tmp_path / "look")
+    look = json.loads((tmp_path / "look" / "look.json").read_text())["text"]
+    words = ("--data", root, "--target", "west", "--preset", "table", "--rounds", 1)
+    compared = call("compare", "fedavg", *words, "--out", tmp_path / "compared").output
+    for said in (run, look, compared):
+        assert "west: 4 of the 10 test examples are also training examples at west, so" in said
+        assert "west: 1 of the 10 test examples are also training examples at north, so" in said
+        assert "at south, so" not in said
 
 
 @pytest.mark.parametrize("form", ["folders", "csv", "parquet", "npz", "h5"])

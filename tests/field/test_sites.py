@@ -12,7 +12,7 @@ from PIL import Image
 import fedda
 from clients.site.memory import Site
 from fedda import data
-from fedda.data.load import domains, passed_over
+from fedda.data.load import domains
 from fedda.errors import DataError, RunError
 from fedda.settings import Task
 from tests.command_lines import call
@@ -66,12 +66,12 @@ def test_each_form_is_a_site_and_all_else_is_named(tmp_path: Path) -> None:
     assert list(data.domains(tmp_path)) == names
     assert data.passed_over(tmp_path) == ""
     (tmp_path / "README.md").touch()
-    (tmp_path / "costs.csv").write_text("what,euros\n")
     (tmp_path / ".hidden").touch()
     assert list(data.domains(tmp_path)) == names
-    said = data.passed_over(tmp_path)
-    assert "no sites, and passed over: README.md, costs.csv" in said
-    assert "a source needs labels" in said
+    assert "no sites, and passed over: README.md; a site is" in data.passed_over(tmp_path)
+    (tmp_path / "costs.csv").write_text("what,euros\n")
+    with pytest.raises(DataError, match="a source needs labels"):
+        data.domains(tmp_path)
 
 
 @pytest.mark.parametrize("form", ["npz", "h5", "csv", "parquet"])
@@ -188,7 +188,9 @@ def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, nam
 def test_a_targets_table_needs_no_labels(tmp_path: Path) -> None:
     (tmp_path / "north.csv").write_text("age,label\n1,a\n2,b\n")
     (tmp_path / "east.csv").write_text("age\n1\n2\n")
+    assert {*domains(tmp_path, targets=["east"])} == {"north", "east"}
+    with pytest.raises(DataError, match=r"east\.csv has no column label"):
+        domains(tmp_path)
     (tmp_path / "notes.csv").write_text("text\nhello\n")
-    assert {*domains(tmp_path)} == {"north"}
-    assert {*domains(tmp_path, targets=["east", "notes"])} == {"north", "east"}
-    assert "notes.csv" in passed_over(tmp_path, targets=["east"])
+    with pytest.raises(DataError, match=r"notes\.csv has no number in its first row"):
+        domains(tmp_path, targets=["east", "notes"])

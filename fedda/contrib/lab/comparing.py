@@ -145,6 +145,8 @@ def train(
             f"{name} brings no labelled tests, so it gets no accuracy: put labelled images into "
             "its test/<class>/, or import a benchmark with --transductive"
         )
+    for text in plan.leaks():
+        say(text)
     cells = plan.trainings()
     done = [cell for cell in cells if plan.results(cell) is not None]
 

@@ -159,7 +159,7 @@ class Labels:
         try:
             with file.open(newline="", encoding=encoding(file)) as lines:
                 rows = list(csv.DictReader(lines, delimiter=columns.delimiter(lines)))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, UnicodeError, csv.Error) as error:
             raise DataError(f"{file} cannot be read ({reason(error)}).") from None
         return cls(replace(drawn, looks=drawn.looks + 1), as_drawn(rows, len(drawn.images)), folder)
 

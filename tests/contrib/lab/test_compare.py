@@ -31,7 +31,7 @@ from fedda.contrib.lab.comparison.plan import WITHOUT
 from fedda.contrib.lab.comparison.statistics import MEAN, by_target, difference
 from fedda.contrib.lab.comparison.tables import COLUMNS, as_csv, as_markdown
 from fedda.contrib.lab.comparison.variants import oracle
-from fedda.errors import ConfigError, FeddaError, RunError
+from fedda.errors import ConfigError, DataError, FeddaError, RunError
 from fedda.ops import lock
 from fedda.ops.federation import PROGRAM
 from fedda.ops.spawn import Process
@@ -249,13 +249,17 @@ def test_every_cell_is_trained_once(done: tuple[Plan, Notices]) -> None:
     assert all(p.name.endswith(".fedavg-0.refined.safetensors") for p in ours) and len(ours) == 1
 
 
-def test_files_that_are_no_sites_are_said(done: tuple[Plan, Notices]) -> None:
+def test_files_that_are_no_sites_are_said_and_of_data_refused(done: tuple[Plan, Notices]) -> None:
     plan, said = done[0], list[str]()
-    stray = plan.data / "west.csv"
-    stray.write_text("age,Label\n1,a\n2,b\n")
+    papers, stray = plan.data / "notes.txt", plan.data / "west.csv"
+    papers.touch()
     train(plan, 1, quiet=True, say=said.append)
+    papers.unlink()
+    assert "passed over: notes.txt" in said[0]
+    stray.write_text("age,Label\n1,a\n2,b\n")
+    with pytest.raises(DataError, match=r"west\.csv has the column Label"):
+        train(plan, 1, quiet=True)
     stray.unlink()
-    assert "west.csv has the column Label" in said[0]
 
 
 def test_csv_has_the_results_of_the_trainings(done: tuple[Plan, Notices]) -> None:

@@ -233,9 +233,9 @@ CURVES: list[tuple[str, str, str, Callable[[float], str]]] = [
     ("Accuracy on tgt", "fedavg", "accuracy", lambda v: f"{100 * v:.1f}"),
     ("Training loss, mean over the sources", "kd3a", "loss", lambda v: f"{v:.4g}"),
     ("Test loss on the target", "fedavg", "test_loss", lambda v: f"{v:.4g}"),
-    ("Infomax on the target's training images", "kd3a", "infomax", lambda v: f"{v:.4g}"),
+    ("Infomax on the target's training examples", "kd3a", "infomax", lambda v: f"{v:.4g}"),
     ("Distillation loss at the target", "kd3a", "distillation", lambda v: f"{v:.4g}"),
-    ("Gate, and images that pass it", "kd3a", "kept", lambda v: f"{100 * v:.1f}"),
+    ("Gate, and examples that pass it", "kd3a", "kept", lambda v: f"{100 * v:.1f}"),
 ]
 
 
@@ -245,7 +245,7 @@ def test_curves_have_the_numbers_in_a_table(
 ) -> None:
     run = results()
     rows = read(run).tables[name]
-    start = {"kd3a": "KD3A", "fedavg": "FedAvg"}[method] + (": images kept" * (key == "kept"))
+    start = {"kd3a": "KD3A", "fedavg": "FedAvg"}[method] + (": examples kept" * (key == "kept"))
     at = rows[0].index(f"{start}, mean")
     assert rows[0][at : at + 3] == [f"{start}, mean", f"{start}, seed 0", f"{start}, seed 1"]
     for row in rows[1:]:
@@ -255,7 +255,7 @@ def test_curves_have_the_numbers_in_a_table(
 
 
 def test_a_number_that_never_changes_is_a_sentence_and_no_figure() -> None:
-    run, name = results(), "Classes that the model gives the target's images"
+    run, name = results(), "Classes that the model gives at the target"
     entries = [entry for each in run["trainings"].values() for t in each for entry in t["rounds"]]
     for entry in entries:
         entry["predicted"] = 3
@@ -379,10 +379,10 @@ def test_confusion_and_features_are_shown(tmp_path: Path) -> None:
     assert "91.2 % of 90.5 correct" in shown.words  # 82.5 / 90.5
     assert "cat as dog (5), dog as cat (3)" in shown.words
     assert "FedAvg (source-only), last round, by domain" in shown.words
-    titles = [t for t in shown.text if t.endswith(" images")]
-    assert titles.count("tgt (target): 18 images") == 2  # before and after
-    assert titles.count("target, training images without labels: 9 images") == 2
-    assert titles.count("cat: 15 images") == 2  # five of nine at each source, five of the tests
+    titles = [t for t in shown.text if t.endswith(" examples")]
+    assert titles.count("tgt (target): 18 examples") == 2  # before and after
+    assert titles.count("target, training examples without labels: 9 examples") == 2
+    assert titles.count("cat: 15 examples") == 2  # five of nine at each source, five of the tests
 
 
 @pytest.mark.slow
@@ -394,7 +394,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").read_text() == page(load(tmp_path), Noted())
     other = tmp_path / "other.html"
     call("report", tmp_path, "--html", other, "--site", tmp_path / "elsewhere")
-    assert "tgt (target): 18 images" in other.read_text()
+    assert "tgt (target): 18 examples" in other.read_text()
     assert call("report", tmp_path, "--site", tmp_path, code=1).stderr[:7] == "error: "
     with pytest.raises(RunError, match=r"cannot be written .*--html"):
         write(results(), tmp_path / "missing" / "report.html", tmp_path)

@@ -112,7 +112,7 @@ def _domains(results: Iterable[dict[str, Any]]) -> list[str]:
     if not images:
         return []
     rows = [[name, f"{images[name]:,}", f"{tests[name]:,}"] for name in sorted(images)]
-    return markdown(["domain", "training images", "labelled tests"], rows)
+    return markdown(["domain", "training examples", "labelled tests"], rows)
 
 
 def _ended(journal: Path) -> float:

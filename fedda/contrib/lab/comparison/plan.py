@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedda import plugins
 from fedda.config.sections import Flat
-from fedda.data import Reading, describe, state_of
+from fedda.data import Reading, describe, leaks, state_of
 from fedda.data.form import AS_IT_IS
 from fedda.errors import DataError, RunError, reason
 from fedda.files import put
@@ -203,6 +203,12 @@ class Plan:
         described = {s["name"]: _described(s["data"], "target", self.reading) for s in targets}
         return [s["name"] for s in targets if not described[s["name"]].test]
 
+    def leaks(self) -> list[str]:
+        """What `fedda.data.leaks` says of unfinished cells; they may be meant to test so."""
+        able = (c for c in self.cells() if not c.variant.oracle and self.results(c) is None)
+        cells = {} if self.tests_on_training else {c.target: c for c in able}
+        return [text for cell in cells.values() for text in leaks(self.sites(cell))]
+
     def scores(self) -> list[Score]:
         """The scores of the finished cells."""
         scores = []
@@ -274,8 +280,8 @@ class Plan:
         state = cache(state_of)
         if self.tests_on_training and any(v.oracle for v in self.variants):
             raise RunError(
-                f"{self.data} tests on all training images, and an oracle has learnt their labels "
-                "by heart; leave out --oracle, or import the data without --transductive."
+                f"{self.data} tests on all training examples, and an oracle has learnt their "
+                "labels by heart; leave out --oracle, or import the data without --transductive."
             )
         for cell in self.trainings():
             sites = self.sites(cell)
@@ -314,7 +320,7 @@ class Plan:
             _described(site["data"], "source", self.reading)
         except DataError as error:
             raise RunError(
-                f"--oracle trains on the labels of the target's training images: {error}"
+                f"--oracle trains on the labels of the target's training examples: {error}"
             ) from None
 
     def run(self, jobs: int, notify: Notify) -> dict[Cell, str]:

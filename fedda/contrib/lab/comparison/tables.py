@@ -47,15 +47,15 @@ INTERVAL = (
 )
 CHOSEN = (
     "No label takes part in choosing the round: it is the one with the highest infomax on the "
-    "target's unlabelled training images."
+    "target's unlabelled training examples."
 )
 TRANSDUCTIVE = (
     "† transductive: trained on the very images, without their labels, that the target is tested "
     "on; the other rows have not seen them. So a difference between the two is not only adaptation."
 )
 BOUND = (
-    "Oracle: trained on the labels of the target's own training images alone, which no federation "
-    "has: a bound to compare with, and no method."
+    "Oracle: trained on the labels of the target's own training examples alone, which no "
+    "federation has: a bound to compare with, and no method."
 )
 REFINED = (
     "After the last round the target averages what the models that it has predict, and refines it "

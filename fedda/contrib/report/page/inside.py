@@ -158,9 +158,9 @@ def features(run: RunSeries, noted: Noted) -> Html | None:
     missing = sorted({s["name"] for s in run.results["sites"]} - {f.site for f in after})
     words = (
         f"t-SNE of at most {MOST:,} features, all sites together, seed {seed}; distances between "
-        "far groups mean little. Sources: training images under the model they received; "
-        f"{run.labels[seed]}: training images without labels, and test images with labels, under "
-        "the model that was tested after the round."
+        "far groups mean little. Sources: training examples under the model they received; "
+        f"{run.labels[seed]}: training examples without labels, and test examples with labels, "
+        "under the model that was tested after the round."
     )
     if missing:
         words += f" No notes of {', '.join(missing[:12])}{' and others' * (len(missing) > 12)}."
@@ -177,7 +177,7 @@ def dictionary(run: RunSeries, noted: Noted) -> Html | None:
     points = _square_points(np.concatenate(sets))
     target, barycenter, distilled = np.split(points, np.cumsum([len(s) for s in sets])[:-1])
     classes = [str(name) for name in run.results.get("classes", [])]
-    figures, mine = [], f"{run.labels[seed]}, training images"
+    figures, mine = [], f"{run.labels[seed]}, training examples"
     for heading, made, labels in (
         ("Barycenter over the target", barycenter, content.barycenter_labels),
         ("Distilled set over the target", distilled, content.distilled_labels),
@@ -205,13 +205,13 @@ def last_step(run: RunSeries, noted: Noted) -> Html | None:
     parts, entries = _of_classes(points, step.after, classes)
     changed = points[step.before != step.after]
     ring = "".join(f"M{n(x - 1.6)} {n(100 - y)}a1.6 1.6 0 1 1 0 0.01" for x, y in changed)
-    title = e("title", f"changed: {len(changed)} images")
+    title = e("title", f"changed: {len(changed)} examples")
     parts.append(e("path", title, d=ring, class_="k0 thin"))
     heading = "The target's last step: its answers"
     drawn = _square(heading, parts, entries[:KEYS], f"{heading}, {len(changed)} changed")
     words = (
         f"t-SNE of the points in which the last step of {run.labels[seed]} has a Gaussian for each "
-        f"class: {len(points)} of its images without labels, {run.short(run.own)}, seed {seed}. "
+        f"class: {len(points)} of its examples without labels, {run.short(run.own)}, seed {seed}. "
         f"The colour is the class that the refined model gives, {len(changed)} answers with a ring "
         "are others than before."
     )
@@ -263,7 +263,7 @@ def _by_domain(run: RunSeries, cloud: Cloud) -> Html:
 def _by_class(cloud: Cloud, classes: Sequence[str]) -> Html:
     unknown = cloud.points[cloud.labels < 0]
     drawn, named = _of_classes(cloud.points, cloud.labels, classes)
-    parts = [_marks(unknown, -1, "target, training images without labels", faded=True), *drawn]
+    parts = [_marks(unknown, -1, "target, training examples without labels", faded=True), *drawn]
     entries = named[:KEYS] + [(_key(-1), "no label", "")] * bool(len(unknown))
     said = f"{cloud.heading}: features of {len(entries)} classes"
     return _square(f"{cloud.heading}, by class", parts, entries, said)
@@ -309,7 +309,7 @@ def _marks(points: NDArray[np.float64], mark: int, name: str, faded: bool = Fals
     colour, shape = _look(mark)
     drawn = "".join(_shape(shape, float(x), 100 - float(y)) for x, y in points)
     css = f"{colour} {shape}{' faded' * faded}".strip()
-    return e("path", e("title", f"{name}: {len(points)} images"), d=drawn, class_=css)
+    return e("path", e("title", f"{name}: {len(points)} examples"), d=drawn, class_=css)
 
 
 def _key(mark: int) -> Html:

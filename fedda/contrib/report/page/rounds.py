@@ -11,7 +11,7 @@ from .html import Html, grid, join, look, section
 from .line import Curve, Scale, chart
 from .series import RunSeries, Seeds, is_number
 
-PERCENT = Scale("confidence, share of images (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
+PERCENT = Scale("confidence, share of examples (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 PLAIN = Scale("as the method gives it", lambda v: f"{v:.4g}")
 SHARE = Scale("share (%)", lambda v: f"{100 * v:.1f}", 100, 0, 100)
 LOSS = Scale("loss", PLAIN.text)
@@ -21,13 +21,13 @@ THIN = 60  # most thin lines, one per seed, in a figure
 
 # Numbers of a round with a figure of their own; any other gets one named after its key.
 FIGURES = {
-    "infomax": ("Infomax on the target's training images", Scale("nats, label-free", PLAIN.text)),
+    "infomax": ("Infomax on the target's training examples", Scale("nats, label-free", PLAIN.text)),
     "test_loss": ("Test loss on the target", Scale("cross entropy (nats)", PLAIN.text)),
     "loss": ("Training loss, mean over the sources", LOSS),
     "distillation": ("Distillation loss at the target", LOSS),
     "entropy": ("Entropy of the target's answers", LOSS),
     "discrepancy": ("Discrepancy of the two heads at the target", LOSS),
-    "predicted": ("Classes that the model gives the target's images", Scale("classes", PLAIN.text)),
+    "predicted": ("Classes that the model gives at the target", Scale("classes", PLAIN.text)),
     "focused": ("Whether the focus weighs the sources", Scale("1: yes, 0: examples", PLAIN.text)),
     "clipped": ("Gradients shortened by exchange.clip", SHARE),
     "discriminator-loss": ("Discriminator's loss", LOSS),
@@ -193,7 +193,7 @@ def _errors(run: RunSeries) -> Html | None:
 def _gate_figure(run: RunSeries) -> Html | None:
     """Draw the gate of a method's teachers, from its settings, and the share that passed it."""
     curves = [
-        Curve(f"{run.short(m)}: images kept", _style(i), run.numbers(m, "kept"))
+        Curve(f"{run.short(m)}: examples kept", _style(i), run.numbers(m, "kept"))
         for i, m in enumerate(run.methods)
     ]
     if not any(c.seeds for c in curves):
@@ -204,7 +204,7 @@ def _gate_figure(run: RunSeries) -> Html | None:
     remark = (
         "The gate follows from the settings gate.low, gate.high and gate.reach." if gates else ""
     )
-    return chart("Gate, and images that pass it", curves, PERCENT, run.rounds, remark=remark)
+    return chart("Gate, and examples that pass it", curves, PERCENT, run.rounds, remark=remark)
 
 
 def gate(run: RunSeries) -> dict[int, float]:
