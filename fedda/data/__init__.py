@@ -2,10 +2,10 @@
 
 from fedda.data.batchwise import batches
 from fedda.data.cache import Cache
+from fedda.data.folder_of_sites import domains, passed_over
 from fedda.data.form import Reading, Resize, conform
 from fedda.data.load import (
     describe,
-    domains,
     identities,
     keys,
     leaks,
@@ -13,7 +13,6 @@ from fedda.data.load import (
     load_source,
     load_target,
     names,
-    passed_over,
     shared,
     state_of,
     verify,

@@ -100,8 +100,8 @@ def begin(directory: Path, data: Path | None = None, target: str = "", preset: s
         DataError: the folder exists, or the data have no such target.
         ConfigError: there is no such preset.
     """
+    from fedda.data import domains
     from fedda.data.digits import build
-    from fedda.data.load import domains
     from fedda.settings import presets
 
     if directory.exists():
