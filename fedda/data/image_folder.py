@@ -162,7 +162,7 @@ class ImageFolder(SiteData):
             raise DataError(
                 f"{self._train} holds {len(inside.images)} images and no class folders, but a "
                 f"source needs labels: sort the images into {self._train}/<class>/, or let the "
-                f"site be a target (--role target)"
+                f"site be a target (--role target, or --target)"
             )
         if not inside.folders:
             raise DataError(

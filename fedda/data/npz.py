@@ -184,7 +184,7 @@ class Npz:
         """The error of a source whose examples `x` have no labels."""
         return DataError(
             f"{self.path} has {x} but no y{x[1:]} (found: {listed(self.keys, 12)}), but a source "
-            f"needs labels: add y{x[1:]}, or let the site be a target (--role target)"
+            f"needs labels: add y{x[1:]}, or let the site be a target (--role target, or --target)"
         )
 
     def row_keys(self, x: str) -> list[str]:

@@ -170,7 +170,7 @@ class Table(SiteData):
                 raise DataError(
                     f"{file} has no column label ({listed(headings(file), 12)}), but a source "
                     f"needs labels: say which it is with {self._places[file].advice}, add it, "
-                    f"or let the site be a target (--role target)"
+                    f"or let the site be a target (--role target, or --target)"
                 )
             before = f"{file.name}/" if len(self.files) > 1 else ""
             chosen = (i for i, each in enumerate(splits) if split in ("", each))
