@@ -190,7 +190,8 @@ class NumberTable(Npz):
             advice = f"{advice} (after a row of names was written above the first, of values)"
         return DataError(
             f"{self.path} has no column label (it has {listed(there, 12)}), but a source needs "
-            f"labels: name them with {advice}, or let the site be a target (--role target, or --target)"
+            f"labels: name them with {advice}, or let the site be a target (--role target, or "
+            "--target)"
         )
 
     def _advice(self, otherwise: str) -> str:
