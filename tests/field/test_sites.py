@@ -12,7 +12,6 @@ from PIL import Image
 import fedda
 from clients.site.memory import Site
 from fedda import data
-from fedda.data.load import domains
 from fedda.errors import DataError, RunError
 from fedda.settings import Task
 from tests.command_lines import call
@@ -188,9 +187,9 @@ def test_a_class_folder_that_no_run_takes_is_refused_by_name(tmp_path: Path, nam
 def test_a_targets_table_needs_no_labels(tmp_path: Path) -> None:
     (tmp_path / "north.csv").write_text("age,label\n1,a\n2,b\n")
     (tmp_path / "east.csv").write_text("age\n1\n2\n")
-    assert {*domains(tmp_path, targets=["east"])} == {"north", "east"}
+    assert {*data.domains(tmp_path, targets=["east"])} == {"north", "east"}
     with pytest.raises(DataError, match=r"east\.csv has no column label"):
-        domains(tmp_path)
+        data.domains(tmp_path)
     (tmp_path / "notes.csv").write_text("text\nhello\n")
     with pytest.raises(DataError, match=r"notes\.csv has no number in its first row"):
-        domains(tmp_path, targets=["east", "notes"])
+        data.domains(tmp_path, targets=["east", "notes"])
