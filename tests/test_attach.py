@@ -144,6 +144,12 @@ def test_a_program_that_dies_is_noticed_though_the_server_believes_in_it(tmp_pat
         with pytest.raises(watching.DiedError, match=rf"process {process.pid}.*without a word"):
             watching.watch(tmp_path / "journal.jsonl", 0, unaware, lambda _: None)
 
+        def unreachable() -> str:
+            raise RunError("No server answers at 127.0.0.1:9.")
+
+        with pytest.raises(watching.DiedError, match=r"Its server is gone, too: No server answers"):
+            watching.watch(tmp_path / "journal.jsonl", 0, unreachable, lambda _: None)
+
 
 @pytest.mark.parametrize(
     ("error", "how", "kind"),

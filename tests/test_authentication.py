@@ -284,6 +284,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_server_without_a_registered_key_says_what_to_do(file: Path) -> None:
+    file.unlink()
+    with pytest.raises(RunError, match=r"No site is admitted .* fedda keys sign NAME\.pub"):
+        registered.everyone()
+
+
 @pytest.mark.parametrize(
     ("offer", "said"),
     [

@@ -455,6 +455,31 @@ def test_a_full_stream_ends_a_program_with_a_sentence(capfd: pytest.CaptureFixtu
     assert said == "error: the output cannot be written (No space left on device); make room\n"
 
 
+def test_a_name_is_begun_by_one_command_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the server's program has locked the folder, too: both would show the same run."""
+    monkeypatch.setattr(lock, "LEAVE", 0.0)
+    place = {"run.dir": str(tmp_path), "run.name": "r"}
+    first, other = (RunConfig.parse({"method": m} | place) for m in ("fedavg", "fedprox"))
+    how = beginning.Launch()
+    with beginning.beginning(first, how) as folder:
+        with (
+            pytest.raises(lock.GoingOnError, match="another --name"),
+            beginning.beginning(other, how),
+        ):
+            pass
+        refused("run", "--resume", folder, told="still going on")
+        assert json.loads((folder / "launch.json").read_text())["settings"]["method"] == "fedavg"
+        new = tmp_path / "new"
+        with pytest.raises(lock.GoingOnError), beginning.unless(lambda: False, new):
+            new.mkdir()  # by the other command, at the same time
+            raise lock.still_going_on(new)
+        assert new.is_dir()
+    with beginning.beginning(other, how):
+        pass
+
+
 def test_an_option_that_comes_twice_is_refused(tmp_path: Path) -> None:
     """Click takes the last one, so the first target would have joined as a source."""
     words = ("run", "fedavg", "--simulate", tmp_path, "--target", "a")

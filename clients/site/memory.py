@@ -257,9 +257,13 @@ class Site:
 
         Which columns of a table are taken, and in which order, is the site's choice: it has offered
         their names, and no run chooses among them. A run says how to code those of texts.
+
+        Raises:
+            DataError: the run is of other columns, as if the site had come back with other data.
         """
         own = self.described.columns
-        columns = inputs.columns if categories.are_of(inputs.columns, own) else ()
+        columns = inputs.columns if own else ()
+        categories.check_are_of(self.path, columns, own)
         form = self.reading.form(inputs._replace(columns=columns))
         return form | {"cache": self.cache, "notice": self.say}
 

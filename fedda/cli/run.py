@@ -1,6 +1,5 @@
 """`fedda run`: start a run on a server, or simulate one on this machine."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,7 @@ from fedda.cli.watching import resume_hint
 from fedda.errors import ConfigError
 from fedda.library.beginning import Launch, beginning, new_settings, started
 from fedda.ops.engines import check_engine
+from fedda.ops.lock import STARTER, alone
 from fedda.settings import RunConfig, overrides, seeds_of
 
 RESUMES = ("resume", "change")  # the only options that may be given with --resume
@@ -145,7 +145,7 @@ def run(
                 **files,
             )
         config = RunConfig.parse(flat)
-    begun = nullcontext() if resume else beginning(config, launch)
+    begun = alone(resume, STARTER) if resume else beginning(config, launch)
     with interruptible(f"stopped{hint}"), begun:
         perform(config, launch)
 

@@ -163,7 +163,7 @@ def watch(
     from fedda.results.progress import follow
 
     process = process or holder(journal.parent)
-    failures, how = 0, ""
+    failures, how, silent = 0, "", ""
 
     def gone() -> bool:
         """Whether the process began and is no longer there."""
@@ -173,16 +173,16 @@ def watch(
         return now is None and process is not None and not process.alive
 
     def over() -> bool:
-        nonlocal failures, how
+        nonlocal failures, how, silent
         is_gone = gone()  # the server may know how it ended
         try:
             how = ended()
-        except RunError:
-            failures += 1
+        except RunError as error:
+            failures, silent = failures + 1, f" Its server is gone, too: {error}"
             if failures == TRIES and not is_gone:
                 raise
             return is_gone
-        failures = 0
+        failures, silent = 0, ""
         return is_gone or bool(how)
 
     for event in follow(journal, over, offset):
@@ -203,7 +203,7 @@ def watch(
     if gone() and process is not None:
         raise DiedError(
             f"The program that executed the run (process {process.pid}) has ended without a word: "
-            "it was killed, or its machine ran out of memory."
+            f"it was killed, or its machine ran out of memory.{silent}"
         )
     raise RunError(
         f"The server ended the run ({how}) without a word: its clock was set while the run went "

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedda.config.inputs import spellings
 from fedda.data.column_cells import GAPS, MOST, number
-from fedda.data.naming import escaped, listed, option, plain
+from fedda.data.naming import escaped, listed, option, plain, unlike
 from fedda.errors import DataError
 
 FEW_NUMBERS = 16  # different numbers of a column that mean kinds; of more they are measurements
@@ -98,6 +98,20 @@ def are_of(names: Sequence[str], own: Sequence[str]) -> bool:
     """Whether coded columns are made of a site's own, all of them in its order."""
     few = len(names) <= MOST * len(own)  # a server chose the names
     return bool(own) and few and taken(names, own) == tuple(own)
+
+
+def check_are_of(where: object, names: Sequence[str], own: Sequence[str]) -> None:
+    """Refuse coded columns that are not made of a site's own, all of them in its order.
+
+    Raises:
+        DataError: they are not; it says which differ.
+    """
+    if names and not are_of(names, own):
+        differs = unlike(own, taken(names[: MOST * len(own)], own))
+        raise DataError(
+            f"{where} has {differs or 'fewer columns'}, where the run has others: give the data "
+            "that this site offered for it, or begin a new run"
+        )
 
 
 class Coding:

@@ -13,7 +13,7 @@ from fedda.config.site_config import FileOptions
 from fedda.errors import ConfigError, RunError, typed
 from fedda.files import put
 from fedda.halves import REFERENCE
-from fedda.ops.lock import alone, holder, still_going_on
+from fedda.ops.lock import STARTER, GoingOnError, alone, holder, still_going_on
 from fedda.results import read
 from fedda.results.story import added
 from fedda.settings import RunConfig, presets
@@ -81,8 +81,9 @@ def beginning(config: RunConfig, launch: Launch) -> Iterator[Path]:
         there = journal.exists()
         return there and (not here or any(e["event"] == "training" for e in added(journal)[0]))
 
-    with unless(kept, folder):
-        with alone(folder):  # another run may wait for its sites there
+    # Who starts another run of this name is told so: it may wait for its sites there.
+    with unless(kept, folder), alone(folder, STARTER):
+        with alone(folder):
             started = launch.model_dump() | {"settings": config.flat()}
             put(folder / LAUNCH, json.dumps(started, indent=1))
         yield folder
@@ -94,8 +95,8 @@ def unless(kept: Callable[[], bool], folder: Path) -> Iterator[None]:
     fresh = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         yield
-    except BaseException:
-        if folder in fresh and not kept():
+    except BaseException as error:
+        if folder in fresh and not kept() and not isinstance(error, GoingOnError):
             shutil.rmtree(folder, ignore_errors=True)
             for parent in fresh[1:]:
                 with suppress(OSError):  # something else lies in it by now

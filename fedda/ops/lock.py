@@ -19,7 +19,8 @@ from fedda.errors import RunError, reason, typed
 
 from .system import lock as take
 
-LOCK = ".lock"
+LOCK = ".lock"  # held by the process that executes a run
+STARTER = ".starter"  # held by the command that started it, while that shows it
 LEAVE = 15.0  # seconds to wait for a run that was stopped and is still ending
 
 
@@ -95,8 +96,12 @@ def unwritable(folder: Path, error: OSError) -> RunError:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, file: str = LOCK) -> Iterator[None]:
     """Lock a run's folder, made if need be: two runs would overwrite each other's checkpoints.
+
+    Args:
+        folder: the run's.
+        file: `LOCK` or `STARTER`.
 
     Raises:
         GoingOnError: another process holds the lock.
@@ -104,7 +109,7 @@ def alone(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("ab", buffering=0)  # appends, as another may hold it
+        lock = (folder / file).open("ab", buffering=0)  # appends, as another may hold it
     except OSError as error:
         raise unwritable(folder, error) from error
     deadline = time.monotonic() + LEAVE

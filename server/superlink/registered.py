@@ -106,6 +106,10 @@ def _entries() -> dict[int, RegisteredKey] | None:
         return None
     try:
         return read(Path(path))
+    except FileNotFoundError:
+        raise RunError(
+            "No site is admitted at this server yet: register each by fedda keys sign NAME.pub."
+        ) from None
     except (OSError, ValueError) as error:
         raise RunError(
             f"{path}, which says whose key is whose, cannot be read ({reason(error)}); start the "
