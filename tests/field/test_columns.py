@@ -103,11 +103,15 @@ def test_frames_of_a_program_bring_their_names(tmp_path: Path) -> None:
 
 
 def test_a_run_does_not_choose_a_sites_columns(sites: Path) -> None:
-    """What a server says of columns is not followed: the site trains on those that it offers."""
+    """What a server says of columns is not followed: a site trains on all that it has, or not."""
     node = {"role": "source", "name": "east", "data": str(sites / "east.csv")}
     site = Site(node | {"reproducible": True})
     assert site.offer()["columns"] == list(NAMES)
-    assert site.training(Inputs((4,), columns=("zinc",))).shape == (4,)
+    for others in (("zinc",), (*NAMES, "iron"), NAMES[::-1]):
+        with pytest.raises(DataError, match="where the run has others: give the data that this"):
+            site.training(Inputs((len(others),), columns=others))
+    assert site.training(Inputs((4,), columns=NAMES)).shape == (4,)
+    assert site.training(Inputs((4,))).shape == (4,)
 
 
 def test_names_of_a_wide_table_become_one_digest() -> None:
